@@ -556,6 +556,7 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   // (extensions/transformer_engine.py:922-932): MLA's down projections.
   tp_overlap = o.tp_comm_overlap && sp && !mla && !local_spec;
   if (tp_overlap) overlap_multiprocessors = model::overlap_multiprocessors(sc, gpu);
+  left = model::left_free(sc);
   ep_overlap = o.overlap_moe_expert_parallel_comm;
   delayed_wgrad = o.delay_wgrad_compute;
   moe = moe_dimensions(sc, *this);

@@ -249,6 +249,12 @@ struct Dimensions {
   Graphs graphs;
   bool tp_overlap = false;  ///< tp_comm_overlap
   OverlapMultiprocessors overlap_multiprocessors;
+  LeftFree left;
+  /// Share of the multiprocessors of a product that does without so many.
+  double share_without(Int held) const {
+    const auto all = static_cast<double>(gpu.multiprocessors);
+    return (all - static_cast<double>(held)) / all;
+  }
   std::int32_t deferred_head_wgrads = 0;  ///< microbatches (defer_embedding_wgrad_compute, wgrad_deferral_limit)
   bool computes_head_wgrads = true;       ///< others compute it within their backward
   bool ep_overlap = false;                ///< overlap_moe_expert_parallel_comm

@@ -113,7 +113,7 @@ void Experts::gemm(const Group& group, Product product) {
                                        : "gemm.grouped.bf16.nn";
   const Int n = forward ? group.out : group.in, k = forward ? group.in : group.out;
   swizzled_scales(group, product);
-  w_.launch(group.name + suffix(product), {family, {d_.moe.local, rows(), n, k}});
+  w_.launch(group.name + suffix(product), {family, {d_.moe.local, rows(), n, k}}, d_.share_without(d_.left.products));
   w_.stands_for(launches());
 }
 
@@ -122,7 +122,8 @@ void Experts::weight_gradient(const Group& group) {
   std::string family = fp8_ ? product_family(precision_.recipe, "gemm.grouped.", true) : "gemm.grouped.bf16.nt";
   const auto gradient = make_gradient(group, family, fp8_);
   swizzled_scales(group, Product::wgrad);
-  w_.launch(group.name + " wgrad", {family, {d_.moe.local, rows(), group.out, group.in}});
+  w_.launch(group.name + " wgrad", {family, {d_.moe.local, rows(), group.out, group.in}},
+            d_.share_without(d_.left.products));
   w_.stands_for(launches());
   w_.completes(static_cast<int>(d_.moe.local));
   if (d_.fused_gradients) w_.dummy_gradient(group.in, group.out);

@@ -39,7 +39,8 @@ void FusedExperts::gemm(const Group& group, Product product) {
   const auto scales = w_.allocate("workspace", d_.moe.local * group.in * group.out / scaled_together);
   w_.launch("swizzled scales", {"small", {}});
   w_.launch(group.name + suffix(product),
-            {product_family(d_.precision.recipe, "gemm.grouped.", forward), {1, rows(), n, k}});
+            {product_family(d_.precision.recipe, "gemm.grouped.", forward), {1, rows(), n, k}},
+            d_.share_without(d_.left.fused_experts));
   w_.free(scales);
 }
 

@@ -110,10 +110,7 @@ void LinearWriter::scatter_after(const std::string& name, Int bytes) {
 }
 
 // With userbuffers the products beside a pipelined or bulk collective run on what its multiprocessors leave.
-double LinearWriter::left_by(Int held) const {
-  const auto all = static_cast<double>(d_.gpu.multiprocessors);
-  return d_.tp_overlap ? (all - static_cast<double>(held)) / all : 1;
-}
+double LinearWriter::left_by(Int held) const { return d_.share_without(d_.left.products + (d_.tp_overlap ? held : 0)); }
 
 // One of the `parts` equal parts of a matrix product over its tokens.
 void LinearWriter::gemm_part(const Linear& linear, Product product, Int parts) {
@@ -451,7 +448,7 @@ std::uint32_t LinearWriter::row_backward(const Linear& linear, Operand& saved, b
   gemm(linear, Product::dgrad);
   if (d_.tp_overlap) transpose_gradient();
   weight_gradients.put([=, this, saved = std::exchange(saved, {})] {
-    weight_gradient(linear, 1);
+    weight_gradient(linear, left_by(0));
     release(gradient);
     release(saved);
   });

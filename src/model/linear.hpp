@@ -198,21 +198,22 @@ class LinearWriter {
   /// While it lives, matrix products have only a share of the multiprocessors.
   class Margin {
    public:
-    Margin(double& share, double value) : share_(share) { share_ = value; }
-    ~Margin() { share_ = 1; }
+    Margin(double& share, double value) : share_(share), before_(std::exchange(share, value)) {}
+    ~Margin() { share_ = before_; }
     Margin(const Margin&) = delete;
     Margin& operator=(const Margin&) = delete;
 
    private:
     double& share_;
+    double before_;
   };
   double left_by(Int held) const;
-  double sm_share_ = 1;
   void gemm_part(const Linear& linear, Product product, Int parts);
   Pending overlap_;
 
   PieceBuilder& w_;
   const Dimensions& d_;
+  double sm_share_ = left_by(0);
 };
 
 }  // namespace pipewright::model

@@ -1,6 +1,7 @@
 #include "pipewright/userbuffers.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 #include <iterator>
 
 #include "pipewright/scenario/overlap_table.hpp"
@@ -69,6 +70,12 @@ OverlapMultiprocessors overlap_multiprocessors(const scenario::Scenario& scenari
   for (const Tuned& t : named(scenario))
     if (t.generation == gpu.compute_capability / 10) return t.multiprocessors;
   return stated(scenario);
+}
+
+LeftFree left_free(const scenario::Scenario& scenario) {
+  const auto of = [&](const char* name) { return std::atoll(scenario::variable(scenario, name, "0").c_str()); };
+  constexpr std::int64_t of_a_cluster = 2;
+  return {of("NVTE_EXT_MARGIN_SM"), of_a_cluster * of("CUDNNFE_CLUSTER_OVERLAP_MARGIN")};
 }
 
 const char* overlap_table(const scenario::Scenario& scenario) {

@@ -18,6 +18,7 @@ bool at_most(const std::string& value, long most) {
   const long number = std::strtol(value.c_str(), &end, 10);
   return end != value.c_str() && number > 0 && number <= most;
 }
+bool not_few(const std::string& value) { return value != "0" && !at_most(value, 32); }
 std::string in_capitals(std::string text) {
   std::ranges::transform(text, text.begin(), [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
   return text;
@@ -44,6 +45,7 @@ constexpr const char
     *sample_masks =
         "a mask of all pairs of positions, built anew for every sample "
         "(create_attention_mask_in_dataloader: false builds none)",
+    *few_left = "products on less than half of a GPU (0 to 32 is modelled)",
     *few_channels = "collectives on fewer than 16 channels, too few to fill NVLink",
     *host_paths = "transfers between the GPUs of a node through host memory (cluster.link: shared host memory says so)",
     *sockets = "transfers between nodes through the host's sockets",
@@ -76,6 +78,8 @@ constexpr RefusedValue value_rows[] = {
      links_peers},
     {"NCCL_MAX_NCHANNELS", few_channels, [](const auto& value) { return at_most(value, 15); }},
     {"NCCL_MAX_CTAS", few_channels, [](const auto& value) { return at_most(value, 15); }},
+    {"NVTE_EXT_MARGIN_SM", few_left, not_few},
+    {"CUDNNFE_CLUSTER_OVERLAP_MARGIN", few_left, not_few},
     {"NCCL_PROTO", "large messages by the protocol of small ones (LL), half of whose bytes are flags",
      [](const auto& value) { return in_capitals(value) == "LL"; }},
     {"NCCL_NET", sockets, [](const auto& value) { return in_capitals(value) == "SOCKET"; }, has_nodes},

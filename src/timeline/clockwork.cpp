@@ -158,10 +158,11 @@ std::int64_t Clockwork::settle(const Graph& graph, Times& times) const {
       const profile::Load load = role.what();
       double factor = 1;
       float& beside_this = *more++;
-      if (!role.partitioned && use.network.total() + use.across.total() > 0) {
+      if (const double slows = (role.partitioned ? pace_.leaving : pace_.contention(load)) - 1;
+          slows != 0 && use.network.total() + use.across.total() > 0) {
         const double beside_it =
             share(use.network, start, end, step, covered) + share(use.across, start, end, step, far);
-        factor = towards(beside_this, round, (pace_.contention(load) - 1) * beside_it);
+        factor = towards(beside_this, round, slows * beside_it);
       }
       if (pace_.clocks) {
         const double duty = share(use.compute, start - std::min(pace_.window_ns, step), start, step, computed);

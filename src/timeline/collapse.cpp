@@ -64,6 +64,7 @@ Collapser::Collapser(const scenario::Scenario& scenario, const profile::Profiles
   gap_ = static_cast<double>(pace.gap_ns);
   window_ = pace.window_ns;
   contention_ = {pace.matrix, pace.attention, pace.memory};
+  leaving_ = pace.leaving;
   slows_exchanges_ = pace.slows_exchanges;
   dispatcher_ = pace.dispatcher;
   across_ = pace.across;
@@ -95,8 +96,8 @@ Slowdown Collapser::at_duty(double duty) const {
 double Collapser::duration(const Event& event, std::size_t row, double contended, bool exchanged) const {
   double factor = event.exchanges && exchanged ? 2 : 1;
   if (event.kind) {
-    if (!(event.kernel->sm_share < 1))
-      factor += (contention_[*event.kind] - 1) * (event.beside_own + (1 - event.beside_own) * contended);
+    const double beside = event.kernel->sm_share < 1 ? leaving_ : contention_[*event.kind];
+    factor += (beside - 1) * (event.beside_own + (1 - event.beside_own) * contended);
     factor *= clock_factor_[row][*event.kind];
   }
   return gap_ + std::floor(event.cool_ns * factor + 0.5);

@@ -137,6 +137,7 @@ class Collapser {
   std::vector<double> duties_;                       ///< of the rows
   std::vector<std::array<double, 3>> clock_factor_;  ///< [row][matrix, attention, memory]
   std::array<double, 3> contention_{}, weights_{1, 1, 1}, beside_{};
+  double leaving_ = 1;
   bool slows_exchanges_ = false;
   bool whole_layers_ = false;  ///< are offloaded: copies begin where a layer begins, and wait for single kernels
   double dispatcher_ = 1, across_ = 1;

@@ -6,6 +6,7 @@
 
 #include "lines.hpp"
 #include "pipewright/scenario/derived.hpp"
+#include "pipewright/userbuffers.hpp"
 
 namespace pipewright::timeline {
 
@@ -26,6 +27,15 @@ Pace::Pace(const scenario::Scenario& scenario, const profile::Profiles& profiles
   // NCCL gives a peer over the network two channels, each a multiprocessor (src/graph/paths.cc, ncclTopoGetNchannels).
   constexpr std::int64_t channels_of_a_network_peer = 2;
   if (matrix > 1) across = std::min(1.0, counts(channels_of_a_network_peer));
+  const auto left = model::left_free(scenario);
+  const auto free = left.products == 0        ? left.fused_experts
+                    : left.fused_experts == 0 ? left.products
+                                              : std::min(left.products, left.fused_experts);
+  if (free > 0 && (!scenario.settings.tp_comm_overlap || scenario.model.multi_latent_attention)) {
+    const auto all = static_cast<double>(profiles.device().multiprocessors);
+    const double share = (all - static_cast<double>(free)) / all;
+    leaving = 1 + std::max(0.0, share * (1 + (matrix - 1) * dispatcher) - 1) / dispatcher;
+  }
   const auto ranks = static_cast<int>(scenario.settings.pipeline_model_parallel_size);
   const auto& cluster = scenario.cluster;
   for (int rank = 0; rank < ranks; ++rank)

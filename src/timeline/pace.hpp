@@ -42,6 +42,9 @@ struct Pace {
   std::int64_t gap_ns, window_ns = 0;            ///< launch gap; time over which the power limit averages
   std::optional<profile::ClockLaw> clocks;       ///< of GPUs in lockstep; none: the profile has no clocks
   double matrix = 1, attention = 1, memory = 1;  ///< contention() of each kind
+  /// The same of a product that leaves multiprocessors free, over its time on those that it takes: 1 where they are as
+  /// many as what runs beside holds, and beside userbuffers, which hold their own.
+  double leaving = 1;
   /// What a flex dispatcher's multiprocessors count beside NCCL's, which capture measured over NVLink; what those of a
   /// transfer over the network count.
   double dispatcher = 1, across = 1;

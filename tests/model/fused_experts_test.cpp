@@ -1,5 +1,6 @@
 // Transformer Engine's fused grouped MLP, the budget of rows of a rank, and the paged stash: bytes by hand.
 #include <algorithm>
+#include <cmath>
 #include <set>
 
 #include "pipewright/effects.hpp"
@@ -66,10 +67,35 @@ int count(const Piece& piece, const std::vector<Step>& steps, const std::string&
   }));
 }
 
+/// Multiprocessors that the kernels named so leave free; -1: they differ, or there is none.
+long left_free(const Piece& piece, const std::string& ends) {
+  const auto all = profile::data_sheet("gb200-nvl72").device.multiprocessors;
+  std::set<long> left;
+  for (const auto& kernel : piece.kernels)
+    if (kernel.name.ends_with(ends)) left.insert(std::lround(static_cast<double>(all) * (1 - kernel.sm_share)));
+  return left.size() == 1 ? *left.begin() : -1;
+}
+
 /// A column-wise MXFP8 copy: a byte an element, a scale for 32.
 std::int64_t copy(std::int64_t n, std::int64_t width) { return n * width + n / 32 * width; }
 
 }  // namespace
+
+TEST_CASE("products of fused experts leave clusters of two multiprocessors free, weight gradients and the others not") {
+  for (const auto& [clusters, others] : {std::pair{0L, 0L}, {8L, 0L}, {8L, 16L}, {5L, 20L}}) {
+    auto s = fused();
+    s.environment["CUDNNFE_CLUSTER_OVERLAP_MARGIN"] = std::to_string(clusters);
+    s.environment["NVTE_EXT_MARGIN_SM"] = std::to_string(others);
+    CHECK(scenario::unmodelled(s).empty());
+    const auto stages = build(s);
+    for (const char* product : {"experts.fc1 forward", "experts.fc2 forward", "experts.fc1 dgrad", "experts.fc2 dgrad"})
+      CHECK(left_free(layer(stages), product) == 2 * clusters);
+    for (const char* product : {"experts.fc1 wgrad", "experts.fc2 wgrad"})
+      CHECK(left_free(layer(stages), product) == 0);
+    for (const char* product : {"attention.qkv forward", "attention.proj wgrad"})
+      CHECK(left_free(layer(stages), product) == others);
+  }
+}
 
 TEST_CASE("the fused grouped MLP keeps the column-wise casts and fc1's output, and launches no activation") {
   const auto stages = build(fused());

@@ -383,6 +383,49 @@ TEST_CASE("a table of userbuffers in the scenario says what each product leaves,
   }
 }
 
+TEST_CASE("Transformer Engine's products leave the multiprocessors that NVTE_EXT_MARGIN_SM says, nobody else's") {
+  std::mt19937 random(23);
+  const std::vector<std::vector<const char*>> kinds = {
+      {"bf16=true"},
+      {"fp8=hybrid", "fp8_recipe=tensorwise"},
+      {"tp_comm_overlap=true", "megatron_bridge=0.4.2"},
+      {"tp_comm_overlap=true", "fp8=hybrid", "fp8_recipe=tensorwise"},
+      {"defer_embedding_wgrad_compute=true"},
+      {"lora_target_modules=[linear_qkv, linear_fc1]"},
+      {"num_moe_experts=8", "moe_grouped_gemm=true", "moe_shared_expert_intermediate_size=4096"},
+      {"num_moe_experts=8", "moe_grouped_gemm=true", "fp8=hybrid", "fp8_recipe=tensorwise"}};
+  for (const auto& kind : kinds) {
+    auto s = llama70b();
+    for (const auto* setting : kind) scenario::set(s, setting);
+    CAPTURE(kind.front());
+    const auto before = test::build(s);
+    const long left = 1 + static_cast<long>(random() % 32);
+    s.environment["NVTE_EXT_MARGIN_SM"] = std::to_string(left);
+    CHECK(scenario::unmodelled(s).empty());
+    const auto after = test::build(s);
+    REQUIRE(before.pieces.size() == after.pieces.size());
+    int products = 0;
+    for (std::size_t p = 0; p < before.pieces.size(); ++p) {
+      REQUIRE(before.pieces[p].kernels.size() == after.pieces[p].kernels.size());
+      for (std::size_t k = 0; k < before.pieces[p].kernels.size(); ++k) {
+        const model::Kernel &was = before.pieces[p].kernels[k], &is = after.pieces[p].kernels[k];
+        CAPTURE(is.name);
+        const auto& family = is.key.family;
+        const bool by_torch = family.starts_with("gemm.lora.") || is.name.starts_with("head");
+        const bool product = family.starts_with("gemm.") && !by_torch;
+        products += product ? 1 : 0;
+        CHECK(std::lround(132 * (was.sm_share - is.sm_share)) == (product ? left : 0));
+      }
+    }
+    CHECK(products > 0);
+  }
+  for (const char* other : {"64", "-1", "all"}) {
+    auto s = llama70b();
+    s.environment["NVTE_EXT_MARGIN_SM"] = other;
+    CHECK(scenario::unmodelled(s).size() == 1);
+  }
+}
+
 TEST_CASE("a ring of partial sums ends with their sum, a pipelined scatter does not") {
   const auto sums = [](std::initializer_list<const char*> settings) {
     const auto stages =

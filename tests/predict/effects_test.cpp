@@ -242,6 +242,12 @@ TEST_CASE("what is modelled within limits moves a prediction inside them") {
   constexpr scenario::Move within[] = {
       {"NVTE_ALLOW_NONDETERMINISTIC_ALGO", "mla", "", "1", "0", "step", true},
       {"NVTE_ALLOW_NONDETERMINISTIC_ALGO", "mla", "", "1", "0", "peak", true},
+      {"CUDNNFE_CLUSTER_OVERLAP_MARGIN", "moe",
+       "profile=gb200-nvl72; fp8=e4m3; fp8_recipe=mxfp8; fp8_param=true; fp8_param_gather=true; "
+       "reuse_grad_buf_for_mxfp8_param_ag=true; moe_token_dispatcher_type=flex; moe_flex_dispatcher_backend=hybridep; "
+       "moe_mlp_glu_interleave_size=32; $NVTE_CUTEDSL_FUSED_GROUPED_MLP=1; use_transformer_engine_op_fuser=true",
+       "0", "8", "step", true},
+      {"NVTE_EXT_MARGIN_SM", "dense", "", "0", "16", "step", true},
       {"nccl_ub", "single", "", "false", "true", "interval", true},
       {"moe_permute_fusion_into_hybridep", "moe",
        "moe_token_dispatcher_type=flex; moe_flex_dispatcher_backend=hybridep", "false", "true", "interval", true},

@@ -139,6 +139,16 @@ const std::vector<Law>& laws() {
        "moe_token_dispatcher_type=flex; moe_flex_dispatcher_backend=hybridep; moe_router_dtype=fp32; gpus_per_node=2"},
       {"moe_load_imbalance=1.5", expert_exchange, 0.999, 1.6, spreads_experts,
        "moe_token_dispatcher_type=flex; moe_flex_dispatcher_backend=deepep; moe_router_dtype=fp32"},
+      // Three times the multiprocessors: no exchange slower, none more than three times as fast.
+      {"moe_flex_dispatcher_num_sms=24", expert_exchange, 0.333, 1.001, spreads_experts,
+       "moe_token_dispatcher_type=flex; moe_flex_dispatcher_backend=deepep; moe_router_dtype=fp32; "
+       "moe_flex_dispatcher_num_sms=8"},
+      {"moe_flex_dispatcher_num_sms=24", expert_exchange, 0.333, 1.001, spreads_experts,
+       "moe_token_dispatcher_type=flex; moe_flex_dispatcher_backend=hybridep; moe_router_dtype=fp32; gpus_per_node=2; "
+       "moe_flex_dispatcher_num_sms=8"},
+      // 16 of 132: a product takes 132 / 116 of its time, or what an exchange beside it made of that before.
+      {"environment.NVTE_EXT_MARGIN_SM=16", busy, 0.999, 1.145},
+      {"environment.NVTE_EXT_MARGIN_SM=16", step, 0.995, 1.145},
       {"calculate_per_token_loss=true", step, 0.995, 1.2, few_buckets},
       {"hidden_dropout=0.1", step, 1, 1.3},
       {"hidden_dropout=0.1", peak, 0.999, 1.3},

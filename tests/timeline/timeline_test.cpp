@@ -3,6 +3,7 @@
 #include <rapidcheck.h>
 
 #include <numeric>
+#include <random>
 
 #include "fixture.hpp"
 
@@ -128,6 +129,41 @@ TEST_CASE("a kernel beside an NCCL kernel that waits is slower, only while both 
     CHECK(ms(account.busy) == doctest::Approx(plain + ms(overlapped) * 0.2).epsilon(0.01));
   }
   CHECK(beside_any > 0);
+}
+
+TEST_CASE("a product that leaves multiprocessors free loses to an NCCL kernel beside it what that holds beyond them") {
+  std::mt19937 random(5);
+  Napkin napkin;
+  napkin.stages = 2;
+  napkin.chunks = 2;
+  napkin.overlap = true;
+  auto profiles = napkin.profiles().all();
+  profiles[0].device.multiprocessors = 132;
+  const double plain =
+      ms(simulate(napkin.scenario(), napkin.model(), napkin.program(), profile::Profiles(profiles)).ranks[0].busy);
+  for (int draw = 0; draw < 40; ++draw) {
+    const int left = 1 + static_cast<int>(random() % 32), held = static_cast<int>(random() % 40);
+    CAPTURE(left);
+    CAPTURE(held);
+    auto scenario = napkin.scenario();
+    scenario.environment["NVTE_EXT_MARGIN_SM"] = std::to_string(left);
+    auto stages = napkin.model();
+    for (auto& piece : stages.pieces)
+      for (auto& kernel : piece.kernels) kernel.sm_share = (132.0 - left) / 132;
+    profiles[0].scalars["contention.matrix"].value = 132.0 / (132 - held);
+    const auto result = simulate(scenario, stages, napkin.program(), profile::Profiles(profiles));
+    const double beside = (132.0 - left) / (132 - std::max(left, held));  // over the time alone
+    for (const Account& account : result.ranks) {
+      const double overlapped = ms(account.traced_busy.at("p2p") - account.traced_exposed.at("p2p"));
+      CHECK(ms(account.busy) ==
+            doctest::Approx(plain * 132 / (132 - left) + overlapped * (1 - 1 / beside)).epsilon(0.01));
+    }
+    const auto quick = estimate(scenario, stages, napkin.program().config, profile::Profiles(profiles),
+                                price(scenario, stages, profile::Profiles(profiles)));
+    REQUIRE(quick.has_value());
+    CHECK(static_cast<double>(quick->forward_backward) ==
+          doctest::Approx(static_cast<double>(result.forward_backward)).epsilon(0.01));
+  }
 }
 
 TEST_CASE("beside a transfer over the network a kernel loses the multiprocessors of two channels, not NVLink's many") {

@@ -52,7 +52,8 @@ struct Kernel {
     attention_in_16_bits,
     usual_attention
   } timed_as = TimedAs::itself;
-  double sm_share = 1;  ///< share of the multiprocessors that it may use; less than 1: the others are communication's
+  double sm_share =
+      1;  ///< share of the multiprocessors that it may use; less than 1: the others are left to what runs beside
   bool read_by_host = false;  ///< of gradient_sync, finalize: the host waits for its result
   /// Of coalesced collectives: bytes that c10d keeps until NCCL's watchdog has seen the work end.
   std::int64_t kept = 0;

@@ -53,7 +53,7 @@ class Label {
   std::uint16_t rank = 0;
   Lane lane : 4 = Lane::compute;
   NodeKind kind : 3 = NodeKind::kernel;
-  bool partitioned : 1 = false;  ///< has its own multiprocessors: an NCCL kernel beside it takes none of them
+  bool partitioned : 1 = false;  ///< leaves multiprocessors free: an NCCL kernel beside it takes those first
   model::Purpose purpose : 3 = model::Purpose::compute;
   std::uint8_t phase : 2 = 0;  ///< 0 schedule, 1 finalisation of gradients, 2 optimizer
   bool shapes : 1 = false;     ///< transfer: carries the shape of a tensor, not the tensor
