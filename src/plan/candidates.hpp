@@ -77,6 +77,8 @@ std::pair<std::vector<std::string>, std::vector<std::string>> open_and_closed(co
 
 /// Where nothing fits: what would, tried on the scenario as given.
 std::vector<std::string> what_would_fit(const scenario::Scenario& scenario, const Options& options);
+/// ... on twice as many GPUs, four times, ...: the first on which anything was found that fits. Without a given run.
+std::vector<std::string> fits_on_more_gpus(const scenario::Scenario& scenario, const Options& options);
 /// The fewest GPUs, of fewer data-parallel copies, on which a candidate still fits; its own number if no fewer do.
 std::int64_t fewest_gpus(const Candidate& best, const Options& options);
 

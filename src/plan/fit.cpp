@@ -2,11 +2,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <stop_token>
 
 #include "candidates.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/io.hpp"
 #include "rules.hpp"
+#include "searcher.hpp"
 
 namespace pipewright::plan {
 
@@ -81,6 +83,36 @@ std::vector<std::string> what_would_fit(const Scenario& scenario, const Options&
         say(fmt::format("the scenario as given on {} GPUs (DP {})", more->cluster.num_gpus, copies * times), *more))
       break;
   return found;
+}
+
+std::vector<std::string> fits_on_more_gpus(const Scenario& scenario, const Options& options) {
+  constexpr std::int64_t most_times = 16;
+  for (std::int64_t times = 2; times <= most_times; times *= 2) {
+    Scenario more = scenario;
+    more.cluster.num_gpus *= times;
+    std::stop_source found;  // the first that fits will do
+    const std::stop_callback stopped(options.stop, [&] { found.request_stop(); });
+    Options first = options;
+    first.stop = found.get_token();
+    first.has_baseline = false;
+    first.predict = [&](const Scenario& candidate) {
+      auto p = options.predict(candidate);
+      if (p.fits) found.request_stop();
+      return p;
+    };
+    LeftOut ignored;
+    const auto open = dimensions(more);
+    Searcher searcher(more, first, open, ignored);
+    searcher.run();
+    if (options.stop.stop_requested()) return {};
+    const auto& trials = searcher.trials();
+    const auto order = ranking(trials, more.search.objective);
+    if (order.empty() || !trials[order.front()].candidate.prediction.fits) continue;
+    const auto& candidate = trials[order.front()].candidate;
+    return {fmt::format("would fit: {} GPUs, for one as {} ({})", more.cluster.num_gpus, candidate.label,
+                        what_it_leaves(candidate.prediction))};
+  }
+  return {};
 }
 
 std::int64_t fewest_gpus(const Candidate& best, const Options& options) {

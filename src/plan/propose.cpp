@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "pipewright/scenario/derived.hpp"
+#include "pipewright/scenario/fields.hpp"
 #include "pipewright/scenario/io.hpp"
 #include "rules.hpp"
 #include "search_dimensions.hpp"

@@ -6,13 +6,14 @@
 #include <iterator>
 #include <map>
 
+#include "pipewright/scenario/derived.hpp"
+#include "pipewright/scenario/fields.hpp"
+#include "pipewright/scenario/io.hpp"
+
 namespace pipewright::plan {
 
 using scenario::OffloadRow;
 
-#include "pipewright/scenario/derived.hpp"
-#include "pipewright/scenario/fields.hpp"
-#include "pipewright/scenario/io.hpp"
 #include "rule_lines.inc"
 
 namespace {

@@ -54,8 +54,27 @@ void predict_baseline(Plan& plan, const Scenario& scenario, const Options& optio
   }
 }
 
-/// In order of rank, without the best and without those that only another allocator sets apart. First what stands for a
-/// line of its own, then what is left.
+Scenario without_split(Scenario s) {
+  s.settings.num_layers_in_first_pipeline_stage.reset(), s.settings.num_layers_in_last_pipeline_stage.reset();
+  s.settings.account_for_embedding_in_pipeline_split = s.settings.account_for_loss_in_pipeline_split = false;
+  s.settings.pipeline_model_parallel_layout.reset();
+  return s;
+}
+
+/// The same layer split in other words: equal to the nanosecond and the byte, one choice apart.
+bool same_run(const Candidate& a, const Candidate& b) {
+  const auto &p = a.prediction, &q = b.prediction;
+  if (p.step_ns != q.step_ns || a.choices.size() != b.choices.size()) return false;
+  int apart = 0;
+  for (std::size_t d = 0; d < a.choices.size(); ++d) apart += a.choices[d] != b.choices[d];
+  const auto reserved = [](const auto& rank) { return rank.walk.peak_reserved; };
+  return apart == 1 && std::ranges::equal(p.ranks, q.ranks, {}, reserved, reserved) &&
+         without_split(a.scenario).settings == without_split(b.scenario).settings &&
+         a.scenario.model == b.scenario.model;
+}
+
+/// In order of rank, without the best, without those that only another allocator sets apart and without those that are
+/// the same run. First what stands for a line of its own, then what is left.
 std::vector<std::size_t> alternatives(const Searcher& searcher, const std::vector<std::size_t>& order, bool has_best,
                                       std::size_t most) {
   const auto& trials = searcher.trials();
@@ -68,6 +87,9 @@ std::vector<std::size_t> alternatives(const Searcher& searcher, const std::vecto
     for (std::size_t place = 0; place < order.size() && places.size() < most; ++place) {
       const auto group = trials[order[place]].time_group;
       if (lines_first && !lines.contains(group)) continue;
+      const auto of = [&](std::size_t one) -> const Candidate& { return trials[order[one]].candidate; };
+      const auto same = [&](std::size_t other) { return same_run(of(place), of(other)); };
+      if ((has_best && same(0)) || std::ranges::any_of(places, same)) continue;
       if (groups.insert(group).second) places.push_back(place);
     }
   std::ranges::sort(places);
@@ -281,8 +303,9 @@ Plan search(const Scenario& scenario, const Options& options) {
     if (plan.closest) plan.closest->proved = s.undecided == 0 && s.not_modelled == 0 && !s.interrupted;
   }
   plan.why = explain(plan, trials, order, others, opened, left_out);
-  if (!plan.best && plan.has_baseline && !s.interrupted)
-    std::ranges::move(what_would_fit(scenario, options), std::back_inserter(plan.why));
+  if (!plan.best && !s.interrupted)
+    std::ranges::move(plan.has_baseline ? what_would_fit(scenario, options) : fits_on_more_gpus(scenario, options),
+                      std::back_inserter(plan.why));
   // Fewer copies walk through more microbatches each: where that is quick.
   constexpr std::int64_t most_work = 20'000;
   if (plan.best && !s.interrupted &&

@@ -157,6 +157,7 @@ Split split_of(const scenario::Scenario& structure, const profile::Profiles& pro
   set_limits(limits, structure, profiles);
   Split split;
   split.ranks.resize(static_cast<std::size_t>(config.stages));
+  split.order = schedule::order(config);
   for (int r = 0; r < config.stages; ++r) {
     auto& rank = split.ranks[static_cast<std::size_t>(r)];
     rank.available = limits.memory_limit - limits.memory_margin - outside.of(r);

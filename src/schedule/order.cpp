@@ -55,6 +55,17 @@ std::vector<Calls> calls(const Config& config, int rank) {
   return found;
 }
 
+Order order(const Config& config) {
+  Order found{config.chunks.value_or(1), config.ep_overlap, {}, {}};
+  const Table table(config.microbatches, found.chunks, config.chunks ? group_size(config) : config.microbatches);
+  for (int k = 0; k < table.total(); ++k) {
+    const Op op = table.at(k, Pass::forward);
+    found.turns.push_back({op.microbatch, op.chunk});
+  }
+  for (int rank = 0; rank < config.stages; ++rank) found.forwards.push_back(warmup(config, rank));
+  return found;
+}
+
 namespace {
 
 [[noreturn]] void refuse(const char* key, std::string text) { throw UsageError({}, key, std::move(text)); }

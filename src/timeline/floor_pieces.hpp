@@ -85,8 +85,8 @@ class FloorPieces {
     return work;
   }
 
-  /// Of steps on a stream of their own; what not all microbatches run is left out, or all that is waited for.
-  Work way(std::size_t piece, const std::vector<model::Step>& steps, const Work& one_after_the_other) const {
+  /// Of steps on a stream of their own; what not all microbatches run is left out.
+  Work way(std::size_t piece, const std::vector<model::Step>& steps) const {
     using Does = model::Step::Kind;
     LongestWay way;
     for (const model::Step& step : steps) {
@@ -103,7 +103,13 @@ class FloorPieces {
         way.synchronize(static_cast<model::Stream>(step.index));
       }
     }
-    return way.own().cool() > one_after_the_other.cool() ? way.own() : one_after_the_other;
+    return way.own();
+  }
+
+  /// ... or all that is waited for.
+  void add_way(PassWork& pass, std::size_t piece, const std::vector<model::Step>& steps) const {
+    pass.alike = way(piece, steps);
+    pass.way = pass.alike.cool() > pass.compute.cool() ? pass.alike : pass.compute;
   }
 
   double part_of_microbatches(const model::Step& step) const {
@@ -121,7 +127,7 @@ class FloorPieces {
         if (step.kind == model::Step::Kind::launch)
           add(one, piece.kernels[step.index], prices_.pieces[index][step.index], !piece.nodes.empty(), expert,
               part_of_microbatches(step));
-      if (!expert) one.way = way(index, steps, one.compute);
+      if (!expert) add_way(one, index, steps);
       pass.add(one);
     };
     run(result.forward, piece.forward, false);
@@ -159,7 +165,7 @@ class FloorPieces {
           if (step.kind == model::Step::Kind::launch && runs_always(step) &&
               piece.kernels[step.index].stream == model::Stream::compute)
             add(pass, piece.kernels[step.index], prices_.pieces[index][step.index], true, false);
-        pass.way = way(index, steps, pass.compute);
+        add_way(pass, index, steps);
         all.add(pass);
       };
       add_to(result.forward[at], node.forward);

@@ -78,12 +78,14 @@ class LongestWay {
 
 struct PassWork {
   Work compute;
-  Work way;  ///< of the compute stream, with what it waits for inside a piece or node: the longest on a cool part
+  Work way;    ///< of the compute stream, with what it waits for inside a piece or node: the longest on a cool part
+  Work alike;  ///< the same of what all microbatches run
   double communication = 0, experts = 0, host = 0;  ///< of those streams
   double chain = 0;  ///< kernels of one microbatch alone: nodes of expert-parallel overlap wait for each other
   void add(const PassWork& other, double times = 1) {
     compute.add(other.compute, times);
     way.add(other.way, times);
+    alike.add(other.alike, times);
     communication += times * other.communication;
     experts += times * other.experts;
     host += times * other.host;
@@ -171,6 +173,9 @@ class CombinedCall {
     });
   }
   double end() const { return std::max(streams(), std::max(forward_.ns, backward_.ns)); }
+  /// When the forward's output, and what comes behind the backward on its stream, may leave.
+  double output() const { return forward_.ns; }
+  double gradient() const { return std::max(compute_, backward_.ns); }
   double streams() const { return std::max(compute_, experts_); }
 
  private:

@@ -1,4 +1,5 @@
-// A step's least time, read off the kernels without running a schedule:
+// A step's least time, read off the kernels: what each rank has to do, and what its passes take in the order of the
+// schedule (floor_schedule.hpp). Of a rank:
 //
 //   rank r   |- chunk 0 forward of ranks before -|- its own work -|- chunk 0 backward of ranks before -|
 //
@@ -17,9 +18,11 @@
 #include <utility>
 
 #include "floor_pieces.hpp"
+#include "floor_schedule.hpp"
 #include "lines.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/timeline.hpp"
+#include "transfers.hpp"
 
 namespace pipewright::timeline {
 namespace {
@@ -36,6 +39,11 @@ class Floor : FloorPieces {
     for (std::size_t r = 0; r < stages.ranks.size(); ++r) {
       mean_optimizer_ += optimizer(r, joined_) / ranks;
       all_optimizers_ += whole_optimizer(r);
+      if (stages.ranks.size() == 1) continue;
+      Bytes least = stages.carried(static_cast<int>(r), 0, true);
+      for (std::size_t c = 1; c < stages.ranks[r].chunks.size(); ++c)
+        least = std::min(least, stages.carried(static_cast<int>(r), static_cast<int>(c), true));
+      wires_.push_back(static_cast<double>(wire_after(scenario, profiles, static_cast<int>(r), least.value).ns));
     }
   }
 
@@ -45,27 +53,35 @@ class Floor : FloorPieces {
     double schedule = 0, most_after = 0, least_after = std::numeric_limits<double>::max();
     double forward_chain = 0, backward_chain = 0;  // chunk 0 of the ranks before
     bool joined = stages_.ranks.size() == 1;
+    std::vector<RankPasses> passes;
     for (std::size_t r = 0; r < stages_.ranks.size(); ++r) {
       const model::Rank& rank = stages_.ranks[r];
+      RankPasses& of_rank = passes.emplace_back();
       PassWork all;
       BothWork first;
-      for (std::size_t c = 0; c < rank.chunks.size(); ++c)
+      for (std::size_t c = 0; c < rank.chunks.size(); ++c) {
+        auto& both = of_rank.chunks.emplace_back();
         for (const auto piece : rank.chunks[c].pieces) {
-          all.add(pieces_[piece].forward, config_.microbatches);
-          all.add(pieces_[piece].backward, config_.microbatches);
-          if (c == 0) first.forward.add(pieces_[piece].forward), first.backward.add(pieces_[piece].backward);
+          const BothWork& work = pieces_[piece];
+          all.add(work.forward, config_.microbatches);
+          all.add(work.backward, config_.microbatches);
+          both.forward.add(work.forward.alike), both.backward.add(work.backward.alike);
+          if (c == 0) first.forward.add(work.forward), first.backward.add(work.backward);
         }
+      }
+      of_rank.load = all.compute, of_rank.calls = combined_calls(static_cast<int>(r));
       all.host += host_.calls(config_.microbatches * static_cast<double>(rank.chunks.size()));
       const double head = std::max(gathered(r), gathered(0) + forward_chain);
       const double tail = std::max(after_last(r), after_last(0) + backward_chain);
-      schedule = std::max({schedule, slowed(all, head + tail, whole_optimizer(r), combined_calls(static_cast<int>(r))),
-                           all.host + tail, all.communication + head + tail, copies_.least(r) + head + tail});
+      schedule = std::max({schedule, slowed(all, head + tail, whole_optimizer(r), of_rank.calls), all.host + tail,
+                           all.communication + head + tail, copies_.least(r) + head + tail});
       forward_chain += first.forward.chain;
       backward_chain += first.backward.chain;
       const double after = optimizer(r, joined);
       most_after = std::max(most_after, after);
       least_after = std::min(least_after, after);
     }
+    schedule = std::max(schedule, in_order(schedule::order(config_), passes, schedule));
     return {static_cast<std::int64_t>(schedule), static_cast<std::int64_t>(joined ? most_after : least_after), 0};
   }
 
@@ -106,8 +122,8 @@ class Floor : FloorPieces {
     return {static_cast<std::int64_t>(schedule), static_cast<std::int64_t>(after), 0};
   }
 
-  /// Of one split: as find(), but what is gathered, reduced and finalised counts nothing, and kernels slow on the rank
-  /// alone that has most to do.
+  /// Of one split: as find(), but what is gathered, reduced and finalised counts nothing, and beside the schedule's
+  /// order kernels slow on the rank alone that has most to do.
   Estimate find_for_split(const LayerSplit& split, const LayerWorks* other, const std::vector<double>& part) const {
     struct {
       PassWork all;
@@ -115,9 +131,11 @@ class Floor : FloorPieces {
       Calls calls;
     } most;
     double schedule = 0, forward_chain = 0, backward_chain = 0;
+    std::vector<RankPasses> passes;
     for (const auto& rank : split.ranks) {
       PassWork all;
       BothWork first;
+      RankPasses& of_rank = passes.emplace_back();
       for (std::size_t c = 0; c < rank.chunks.size(); ++c) {
         const auto& chunk = rank.chunks[c];
         BothWork sum;
@@ -134,17 +152,20 @@ class Floor : FloorPieces {
         if (chunk.loss && chunk.mtp_layers == mtp_layers_) add(head_, 1);
         all.add(sum.forward, config_.microbatches), all.add(sum.backward, config_.microbatches);
         if (c == 0) first = sum;
+        of_rank.chunks.push_back({sum.forward.alike, sum.backward.alike});
       }
+      of_rank.load = all.compute;
       all.host += host_.calls(config_.microbatches * static_cast<double>(rank.chunks.size()));
       const double beside = forward_chain + backward_chain;
       schedule = std::max({schedule, all.host + backward_chain, all.communication + beside});
-      const Calls calls = combined_calls(rank, other);
+      const Calls& calls = of_rank.calls = combined_calls(rank, other);
       const double least = std::max(all.on_stream(slower(0)), calls(slower(0))) + beside;
       if (least > most.least) most = {all, least, beside, calls};
       forward_chain += first.forward.chain;
       backward_chain += first.backward.chain;
     }
     schedule = std::max(schedule, slowed(most.all, most.beside, all_optimizers_, most.calls));
+    schedule = std::max(schedule, in_order(split.order, passes, schedule));
     return {static_cast<std::int64_t>(schedule), static_cast<std::int64_t>(joined_ ? mean_optimizer_ : 0), 0};
   }
 
@@ -201,20 +222,55 @@ class Floor : FloorPieces {
           post_last_(config.from_0_18),
           weights_(weights) {
       std::map<Chunk, int> kinds;
-      const auto kind_of = [&](int chunk) {
-        if (chunk < 0) return -1;
-        const auto [at, fresh] =
-            kinds.emplace(chunks[static_cast<std::size_t>(chunk)], static_cast<int>(chunks_.size()));
-        if (fresh) chunks_.push_back(at->first);
-        return at->second;
-      };
+      for (const Chunk& chunk : chunks) {
+        const auto [at, fresh] = kinds.emplace(chunk, static_cast<int>(chunks_.size()));
+        if (fresh) chunks_.push_back(chunk);
+        kind_.push_back(at->second);
+      }
+      const auto kind_of = [&](int chunk) { return chunk < 0 ? -1 : kind_[static_cast<std::size_t>(chunk)]; };
       std::map<std::pair<int, int>, int> alike;
       for (const auto& call : calls) alike[{kind_of(call.forward), kind_of(call.backward)}] += call.times;
       for (const auto& [kind, times] : alike) calls_.push_back({kind.first, kind.second, times});
+      exact_ = calls;
     }
 
     double operator()(const Slower& factors) const {
-      std::map<const LayerNodes*, LayerNodes::Times> times;
+      const auto times = times_of(factors);
+      double ns = 0;
+      for (const auto& call : calls_) {
+        const Chunk* f = call.forward < 0 ? nullptr : &chunks_[static_cast<std::size_t>(call.forward)];
+        const Chunk* b = call.backward < 0 ? nullptr : &chunks_[static_cast<std::size_t>(call.backward)];
+        const auto end_of = [&](const Chunk* forward, const Chunk* backward) {
+          return one(forward, backward, times).end;
+        };
+        ns += call.times * (weights_ ? end_of(f, b) : std::max(end_of(f, nullptr), end_of(nullptr, b)));
+      }
+      return ns;
+    }
+
+    /// Of two chunks, -1: none, by turn[forward + 1][backward + 1] of as many as there are and one.
+    std::vector<LeastPass> by_chunk(const Slower& factors) const {
+      const auto times = times_of(factors);
+      std::map<std::pair<int, int>, LeastPass> of_kinds;
+      const auto kinds = kind_.size() + 1;
+      std::vector<LeastPass> all(kinds * kinds);
+      for (const auto& call : exact_) {
+        const auto f = call.forward < 0 ? -1 : kind_[static_cast<std::size_t>(call.forward)];
+        const auto b = call.backward < 0 ? -1 : kind_[static_cast<std::size_t>(call.backward)];
+        const auto [at, fresh] = of_kinds.try_emplace({f, b});
+        if (fresh)
+          at->second = one(f < 0 ? nullptr : &chunks_[static_cast<std::size_t>(f)],
+                           b < 0 ? nullptr : &chunks_[static_cast<std::size_t>(b)], times);
+        all[static_cast<std::size_t>(call.forward + 1) * kinds + static_cast<std::size_t>(call.backward + 1)] =
+            at->second;
+      }
+      return all;
+    }
+
+   private:
+    using Times = std::map<const LayerNodes*, LayerNodes::Times>;
+    Times times_of(const Slower& factors) const {
+      Times times;
       for (const Chunk& chunk : chunks_) {
         for (const auto* layer : chunk.layers)
           if (!times.contains(layer)) times[layer] = layer->times(factors);
@@ -223,17 +279,9 @@ class Floor : FloorPieces {
       }
       if (!weights_)
         for (auto& [nodes, of] : times) of.weight = {};
-      double ns = 0;
-      for (const auto& call : calls_) {
-        const Chunk* f = call.forward < 0 ? nullptr : &chunks_[static_cast<std::size_t>(call.forward)];
-        const Chunk* b = call.backward < 0 ? nullptr : &chunks_[static_cast<std::size_t>(call.backward)];
-        ns += call.times * (weights_ ? one(f, b, times) : std::max(one(f, nullptr, times), one(nullptr, b, times)));
-      }
-      return ns;
+      return times;
     }
-
-   private:
-    double one(const Chunk* f, const Chunk* b, const std::map<const LayerNodes*, LayerNodes::Times>& times) const {
+    LeastPass one(const Chunk* f, const Chunk* b, const Times& times) const {
       constexpr auto end = LayerNodes::attention;
       CombinedCall call(early_attention_, post_last_);
       if (f != nullptr && f->embedding != nullptr) call.forward(times.at(f->embedding).forward[end]);
@@ -242,15 +290,69 @@ class Floor : FloorPieces {
       for (std::size_t i = 0; i < std::max(forwards, backwards); ++i)
         call.layers(i < forwards ? &times.at(f->layers[i]) : nullptr,
                     i < backwards ? &times.at(b->layers[backwards - 1 - i]) : nullptr);
+      LeastPass pass{0, call.output(), call.gradient()};
       if (f != nullptr && f->head != nullptr) call.forward(times.at(f->head).forward[end]);
       if (b != nullptr && b->embedding != nullptr) call.backward(times.at(b->embedding).backward[end]);
-      return call.end();
+      pass.end = call.end();
+      return pass;
     }
     bool early_attention_ = false, post_last_ = false;
     bool weights_ = true;  ///< false: their gradients come at another place
     std::vector<Chunk> chunks_;
-    std::vector<schedule::Calls> calls_;  ///< of kinds of chunks
+    std::vector<int> kind_;                       ///< of each chunk
+    std::vector<schedule::Calls> calls_, exact_;  ///< of kinds of chunks; of chunks
   };
+
+  /// A rank's passes: each chunk's forward and backward, or its calls; the work that all of them do.
+  struct RankPasses {
+    struct Both {
+      Work forward, backward;
+    };
+    std::vector<Both> chunks;
+    Calls calls;
+    Work load;
+  };
+  /// As long as it takes the ranks to run their passes in the order of the schedule. Clocks: kernels run the slower the
+  /// higher the mean duty, which falls with the time that the step takes. So what the passes take, slowed as in a step
+  /// of `known`, which none undercuts, is at least as long as the least; slowed as in a step of that it is no longer.
+  double in_order(const schedule::Order& order, const std::vector<RankPasses>& ranks, double known) const {
+    if (ranks.size() == 1 || of_pull_request() || config_.deferred_head_wgrads > 0) return 0;
+    const double longest = in_order(order, ranks, slower_ranks(ranks, known));
+    return law_ ? std::min(longest, in_order(order, ranks, slower_ranks(ranks, longest))) : longest;
+  }
+  /// By how much the kernels of each rank slow at least in a step whose passes take so long.
+  std::vector<Slower> slower_ranks(const std::vector<RankPasses>& ranks, double ns) const {
+    std::vector<Slower> all;
+    for (const auto& rank : ranks) {
+      constexpr int rounds = 4;  // from below
+      double duty = 0;
+      for (int i = 0; law_ && i < rounds; ++i) duty = load(rank.load, slower(duty)) / (ns + all_optimizers_);
+      all.push_back(slower(duty));
+    }
+    return all;
+  }
+  double in_order(const schedule::Order& order, const std::vector<RankPasses>& ranks,
+                  const std::vector<Slower>& factors) const {
+    const auto chunks = static_cast<std::size_t>(order.chunks) + 1;
+    std::vector<std::vector<LeastPass>> passes;
+    for (std::size_t r = 0; r < ranks.size(); ++r) {
+      if (order.combined) {
+        passes.push_back(ranks[r].calls.by_chunk(factors[r]));
+        continue;
+      }
+      auto& of_rank = passes.emplace_back(chunks * chunks);
+      for (std::size_t c = 1; c < chunks; ++c) {
+        const double forward = ranks[r].chunks[c - 1].forward.slowed(factors[r]),
+                     backward = ranks[r].chunks[c - 1].backward.slowed(factors[r]);
+        of_rank[c * chunks] = {forward, forward, 0};
+        of_rank[c] = {backward, 0, backward};
+      }
+    }
+    return longest_schedule(order, wires_, [&](int rank, int forward, int backward) -> const LeastPass& {
+      return passes[static_cast<std::size_t>(rank)]
+                   [static_cast<std::size_t>(forward + 1) * chunks + static_cast<std::size_t>(backward + 1)];
+    });
+  }
 
   void add(Calls::Chunk& chunk, std::size_t piece) const {
     using Name = schedule::Node::Name;
@@ -370,6 +472,13 @@ class Floor : FloorPieces {
     return factors;
   }
 
+  /// Precondition: there is a law.
+  double load(const Work& work, const Slower& factors) const {
+    double ns = 0;
+    for (std::size_t k = 0; k < Work::kinds; ++k) ns += work.by_kind[k] * factors[k] * law_->weight(loads[k]);
+    return ns;
+  }
+
   /// The least time in which a rank does its work, and its calls, if besides it is idle for `idle`: clock and duty fit
   /// each other. `after`: of the step, in which it may be idle too.
   template <class OfCalls>
@@ -378,11 +487,8 @@ class Floor : FloorPieces {
     if (!law_) return cool;
     const auto at = [&](double duty) {
       const Slower factors = slower(duty);
-      double load = 0;
-      for (std::size_t k = 0; k < Work::kinds; ++k)
-        load += all.compute.by_kind[k] * factors[k] * law_->weight(loads[k]);
       const double time = std::max(all.on_stream(factors), calls(factors)) + idle;
-      return std::pair{time, time > 0 ? load / (time + after) : 0};
+      return std::pair{time, time > 0 ? load(all.compute, factors) / (time + after) : 0};
     };
     double low = 0, high = 2;  // duties: kinds may weigh more than the layer that the law was measured with
     constexpr int halvings = 20;
@@ -398,6 +504,7 @@ class Floor : FloorPieces {
   int mtp_layers_ = 0;  ///< beside the loss
   bool joined_ = stages_.ranks.size() == 1;
   double mean_optimizer_ = 0, all_optimizers_ = 0;
+  std::vector<double> wires_;  ///< to the next rank
 };
 
 }  // namespace

@@ -187,6 +187,15 @@ TEST_CASE("a hybrid's pipes are moved: virtual stages where Megatron builds them
   }
 }
 
+TEST_CASE("a layer split in two ways to say it is no alternative to itself") {
+  const auto plan = plan::search(
+      searching("dense", "layout", "num_layers=6; virtual_pipeline_model_parallel_size=none; overlap_p2p_comm=false"),
+      options());
+  REQUIRE(plan.best);
+  CHECK(plan.searched.predicted == 2);  // embedding and loss count as layers; a layout
+  CHECK(plan.alternatives.empty());
+}
+
 TEST_CASE("ties: memory decides only while it is not sure that both fit") {
   auto o = options();
   std::atomic<int> simulated = 0, repredicted = 0;

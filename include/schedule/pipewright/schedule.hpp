@@ -149,6 +149,20 @@ struct Calls {
 };
 std::vector<Calls> calls(const Config& config, int rank);
 
+/// In which order ranks run their passes: the nth forward is of turn n, the nth backward of that microbatch and of the
+/// chunk counted from the last one. `forwards` come before the first backward; after these each rank does one of both,
+/// under expert-parallel overlap in one call.
+struct Turn {
+  int microbatch = 0, chunk = 0;
+};
+struct Order {
+  int chunks = 1;
+  bool combined = false;
+  std::vector<Turn> turns;
+  std::vector<int> forwards;  ///< by rank
+};
+Order order(const Config& config);
+
 /// Nodes of a forward and a backward layer in one combined call, in host order: `visit(pass, name)`, also where a layer
 /// has no such node (model_chunk_schedule_plan.py:236-303). Weight gradients that wait longer come later than here.
 /// `early`: ep_overlap_early_attn_memory_release; `from_0_18`: as Config has it.

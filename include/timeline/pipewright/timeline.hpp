@@ -381,6 +381,7 @@ struct LayerSplit {
     Bytes available;                        ///< of the device to the allocator
   };
   std::vector<Rank> ranks;
+  schedule::Order order;
 };
 struct LayerWorks;
 /// Floors of many splits of the same layers over as many ranks. `other`: the same layers under another choice of
