@@ -9,6 +9,8 @@
 #include "pipewright/scenario/io.hpp"
 #include "support.hpp"
 
+namespace published_configs_test {
+
 using namespace pipewright;
 using namespace pipewright::model::test;
 
@@ -133,3 +135,5 @@ TEST_CASE("parameters that a token meets, as the models' names and cards say") {
     CHECK(count.of_a_token <= count.all);
   }
 }
+
+}  // namespace published_configs_test

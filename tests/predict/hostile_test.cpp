@@ -8,6 +8,8 @@
 #include "../plan/bases.hpp"
 #include "pipewright/predict.hpp"
 
+namespace hostile_test {
+
 using namespace pipewright;
 
 // Seconds that a prediction may take; sanitizers make it five times as long.
@@ -77,3 +79,5 @@ TEST_CASE("extreme sizes are predicted or refused") {
   CHECK(predicted > static_cast<int>(test::draws(10)));
   CHECK(refused > static_cast<int>(test::draws(10)));
 }
+
+}  // namespace hostile_test
