@@ -4,6 +4,8 @@
 
 #include "pipewright/memory.hpp"
 
+namespace allocator_options_test {
+
 using namespace pipewright;
 using memory::Allocator;
 using memory::AllocatorConfig;
@@ -254,3 +256,5 @@ TEST_CASE("the message of torch.OutOfMemoryError") {
             "51.00 GiB is allocated by PyTorch, with 1024.00 MiB allocated in private pools (e.g., CUDA Graphs), "
             "and 10.00 GiB is reserved") != std::string::npos);
 }
+
+}  // namespace allocator_options_test

@@ -3,6 +3,8 @@
 
 #include "pipewright/memory.hpp"
 
+namespace allocator_test {
+
 using namespace pipewright;
 using memory::Allocator;
 
@@ -139,3 +141,5 @@ TEST_CASE("broken recordings are refused") {
   CHECK_THROWS_AS(memory::replay(R"({"rows": [["alloc", "here"]]})", "x.json"), UsageError);
   CHECK_THROWS_AS(memory::replay(R"({"rows": [["alloc", 1, -5, 0]]})", "x.json"), UsageError);
 }
+
+}  // namespace allocator_test

@@ -11,6 +11,8 @@
 #include "pipewright/memory.hpp"
 #include "pipewright/scenario/io.hpp"
 
+namespace any_configuration_test {
+
 using namespace pipewright;
 
 namespace {
@@ -177,3 +179,5 @@ TEST_CASE("what offload brings back dies: the step ends with the same bytes") {
           }
         }
 }
+
+}  // namespace any_configuration_test

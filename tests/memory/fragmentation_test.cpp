@@ -7,6 +7,8 @@
 #include "pipewright/memory.hpp"
 #include "pipewright/scenario/io.hpp"
 
+namespace fragmentation_test {
+
 using namespace pipewright;
 
 namespace {
@@ -108,3 +110,5 @@ TEST_CASE("the first failing allocation, and who held the memory") {
   CHECK(f.owners.front().bytes >= f.owners.back().bytes);
   CHECK_FALSE(f.owner.empty());
 }
+
+}  // namespace fragmentation_test

@@ -9,6 +9,8 @@
 #include <set>
 #include <vector>
 
+namespace free_list_test {
+
 using pipewright::memory::FreeList;
 using Entry = FreeList::Entry;
 
@@ -93,3 +95,5 @@ TEST_CASE("order, best fit and neighbours are those of a sorted set") {
     compare(copy, all);
   }
 }
+
+}  // namespace free_list_test

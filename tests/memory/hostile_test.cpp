@@ -5,6 +5,8 @@
 #include "../mutate.hpp"
 #include "pipewright/memory.hpp"
 
+namespace hostile_test {
+
 using namespace pipewright;
 
 namespace {
@@ -94,3 +96,5 @@ TEST_CASE("many thousand holes cost no more than their number") {
   CHECK(allocator.allocated() == allocator.peak_allocated());
   CHECK(allocator.reserved() < allocator.allocated() * 102 / 100);  // holes are found again
 }
+
+}  // namespace hostile_test

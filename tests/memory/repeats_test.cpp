@@ -9,6 +9,8 @@
 #include "../predict/drawn.hpp"
 #include "pipewright/memory.hpp"
 
+namespace repeats_test {
+
 using namespace pipewright;
 
 namespace {
@@ -95,3 +97,5 @@ TEST_CASE("the same with CUDA graphs, whose steps before the capture are left ou
     CHECK(told(memory::walk(stages, program, s, 0)) == told(memory::walk(stages, program, s, 0, {}, hears_all)));
   }
 }
+
+}  // namespace repeats_test

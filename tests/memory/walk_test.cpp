@@ -13,6 +13,8 @@
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/io.hpp"
 
+namespace walk_test {
+
 using namespace pipewright;
 
 namespace {
@@ -519,3 +521,5 @@ TEST_CASE("weight gradients of the head: so many wait as wgrad_deferral_limit sa
     CHECK(peak(defer + std::to_string(limit + 1)) - peak(defer + std::to_string(limit)) == kept);
   CHECK(peak(defer + "3") - peak("") <= 3 * kept);
 }
+
+}  // namespace walk_test

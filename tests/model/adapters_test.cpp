@@ -10,6 +10,8 @@
 #include "pipewright/effects.hpp"
 #include "support.hpp"
 
+namespace adapters_test {
+
 using namespace pipewright;
 using namespace pipewright::model::test;
 using model::Kernel;
@@ -571,3 +573,5 @@ TEST_CASE("what a norm writes for an adapter stays: these rows where the adapter
   CHECK(norm_output({qkv, fp8}, 0) == 2 * S * h);
   for (const auto& more : {proj, proj + "; " + split, proj + "; " + fp8}) CHECK(norm_output({more}, 1) == 0);
 }
+
+}  // namespace adapters_test

@@ -9,6 +9,8 @@
 #include "pipewright/effects.hpp"
 #include "support.hpp"
 
+namespace buckets_test {
+
 using namespace pipewright;
 using namespace pipewright::model::test;
 using nlohmann::json;
@@ -118,3 +120,5 @@ TEST_CASE("parameters in 16 bits are reduced with the last ones in FP8") {
   CHECK(std::ranges::max(chunk.gradient_sync_layers) < 80);
   CHECK(std::ranges::count(chunk.gradient_sync_layers, -1) > 1);
 }
+
+}  // namespace buckets_test

@@ -6,6 +6,8 @@
 #include "pipewright/effects.hpp"
 #include "support.hpp"
 
+namespace context_test {
+
 using namespace pipewright;
 using namespace pipewright::model::test;
 using model::Piece;
@@ -245,3 +247,5 @@ TEST_CASE("kernels of every kind at ten sizes take what they took on two H200") 
     }
   }
 }
+
+}  // namespace context_test

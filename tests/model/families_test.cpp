@@ -8,6 +8,8 @@
 #include "pipewright/scenario/io.hpp"
 #include "support.hpp"
 
+namespace families_test {
+
 using namespace pipewright;
 using namespace pipewright::model::test;
 using model::Piece;
@@ -244,3 +246,5 @@ TEST_CASE("silu and GELU of a gating half run over its strides, unless clamping 
   CHECK(gates({"num_moe_experts=4", "moe_router_topk=2", "moe_ffn_hidden_size=1024", "expert_tensor_parallel_size=1",
                "moe_token_dispatcher_type=alltoall", "moe_grouped_gemm=true"}) == strided);
 }
+
+}  // namespace families_test

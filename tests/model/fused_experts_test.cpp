@@ -7,6 +7,8 @@
 #include "pipewright/scenario/io.hpp"
 #include "support.hpp"
 
+namespace fused_experts_test {
+
 using namespace pipewright;
 using namespace pipewright::model::test;
 using model::OffloadGroup;
@@ -226,3 +228,5 @@ TEST_CASE("experts' weights in bf16 are cast in every microbatch, and both copie
     check_all(build(s));
   }
 }
+
+}  // namespace fused_experts_test

@@ -6,6 +6,8 @@
 #include "pipewright/scenario/derived.hpp"
 #include "support.hpp"
 
+namespace hybrid_test {
+
 using namespace pipewright;
 using namespace pipewright::model::test;
 using model::Piece;
@@ -57,7 +59,7 @@ scenario::Scenario with_all(scenario::Scenario s, const std::vector<std::string>
   return s;
 }
 
-std::int64_t parameters(const scenario::Scenario& s) {
+std::int64_t parameters_of(const scenario::Scenario& s) {
   std::int64_t all = 0;
   for (const auto& rank : pipewright::test::build(s).ranks)
     for (const auto& chunk : rank.chunks) all += chunk.parameters;
@@ -139,11 +141,11 @@ TEST_CASE("every layer is what its letter says, on the stage where Megatron puts
 }
 
 TEST_CASE("parameters of a Mamba-2 mixer, as Megatron counted them in a recorded run") {
-  CHECK(parameters(nemotron_h()) == 2'544'717'696);  // tests/real/n_mamba.yaml's log
+  CHECK(parameters_of(nemotron_h()) == 2'544'717'696);  // tests/real/n_mamba.yaml's log
   const std::int64_t h = 4096, inner = 128 * 64, shared = 2 * 8 * 128;
   const std::int64_t mamba = h + h * (2 * inner + shared + 128) + 5 * (inner + shared) + 3 * 128 + inner + inner * h;
-  CHECK(parameters(with(nemotron_h(), {"hybrid_layer_pattern=MM-M-M-M*-M-", "num_layers=12"})) -
-            parameters(nemotron_h()) ==
+  CHECK(parameters_of(with(nemotron_h(), {"hybrid_layer_pattern=MM-M-M-M*-M-", "num_layers=12"})) -
+            parameters_of(nemotron_h()) ==
         mamba);
 }
 
@@ -183,7 +185,7 @@ TEST_CASE("published models have as many parameters as their names and cards say
     for (const char* size : sizes) scenario::set(s, size);
     CAPTURE(pattern);
     REQUIRE_NOTHROW(scenario::check(s));
-    CHECK(static_cast<double>(parameters(s)) / 1e9 == doctest::Approx(billions).epsilon(within / billions));
+    CHECK(static_cast<double>(parameters_of(s)) / 1e9 == doctest::Approx(billions).epsilon(within / billions));
     CHECK_NOTHROW(scenario::refuse_unmodelled(s));
   }
 }
@@ -480,3 +482,5 @@ TEST_CASE("of packed sequences a mixer runs the kernels of a full row, and atten
   CHECK(rows.at("attention.core forward").key.family == "attention.thd.forward.bf16");
   CHECK(rows.at("mamba.norm forward").timed_as == As::itself);
 }
+
+}  // namespace hybrid_test

@@ -6,6 +6,8 @@
 #include "pipewright/scenario/derived.hpp"
 #include "support.hpp"
 
+namespace latent_test {
+
 using namespace pipewright;
 using namespace pipewright::model::test;
 using model::Piece;
@@ -186,3 +188,5 @@ TEST_CASE("a graph of the router holds the projection down with moe_preprocess, 
       CHECK(inside + outside > 0);
     }
 }
+
+}  // namespace latent_test

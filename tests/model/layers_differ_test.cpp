@@ -6,6 +6,8 @@
 #include "pipewright/scenario/derived.hpp"
 #include "support.hpp"
 
+namespace layers_differ_test {
+
 using namespace pipewright;
 using namespace pipewright::model::test;
 using model::Piece;
@@ -218,3 +220,5 @@ TEST_CASE("the second width that a process activates gets the kernels for any wi
   }
   CHECK(mixed > 100);
 }
+
+}  // namespace layers_differ_test

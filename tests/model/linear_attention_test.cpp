@@ -5,6 +5,8 @@
 #include "pipewright/effects.hpp"
 #include "support.hpp"
 
+namespace linear_attention_test {
+
 using namespace pipewright;
 using namespace pipewright::model::test;
 using model::Piece;
@@ -188,3 +190,5 @@ TEST_CASE("graphs of attention hold gated delta nets and gated attention alike")
     }
   CHECK(within > 0);
 }
+
+}  // namespace linear_attention_test

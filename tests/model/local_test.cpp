@@ -2,6 +2,8 @@
 #include "pipewright/scenario/io.hpp"
 #include "support.hpp"
 
+namespace local_test {
+
 using namespace pipewright;
 using namespace pipewright::model::test;
 
@@ -102,3 +104,5 @@ TEST_CASE("what the local spec cannot do is refused") {
   CHECK_THROWS_WITH_AS(test::build(with(llama70b(), {"attention_backend=local"})),
                        doctest::Contains("attention_backend"), UsageError);
 }
+
+}  // namespace local_test

@@ -6,6 +6,8 @@
 #include "pipewright/scenario/io.hpp"
 #include "support.hpp"
 
+namespace mla_test {
+
 using namespace pipewright;
 using namespace pipewright::model::test;
 
@@ -207,3 +209,5 @@ TEST_CASE("deterministic, attention's backward on Hopper holds dS of all scores 
   CHECK(workspace("h200-sxm", "0") == 2 * heads * s * s + sums + 256);
   CHECK(workspace("b200-sxm", "0") == workspace("b200-sxm", "1"));
 }
+
+}  // namespace mla_test

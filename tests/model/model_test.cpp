@@ -7,6 +7,8 @@
 #include "pipewright/scenario/io.hpp"
 #include "support.hpp"
 
+namespace model_test {
+
 using namespace pipewright;
 using namespace pipewright::model::test;
 using model::Piece;
@@ -477,3 +479,5 @@ TEST_CASE("the chunks at both ends fetch their microbatch, once; those between d
         }
     }
 }
+
+}  // namespace model_test

@@ -10,6 +10,8 @@
 #include "pipewright/scenario/io.hpp"
 #include "support.hpp"
 
+namespace moe_test {
+
 using namespace pipewright;
 using namespace pipewright::model::test;
 using model::Kernel;
@@ -632,3 +634,5 @@ TEST_CASE("the optimizer step's loops run over shards, gradients' hooks over the
   }
   CHECK(groups == 2);
 }
+
+}  // namespace moe_test

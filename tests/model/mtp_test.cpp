@@ -5,6 +5,8 @@
 #include "pipewright/scenario/io.hpp"
 #include "support.hpp"
 
+namespace mtp_test {
+
 using namespace pipewright;
 using namespace pipewright::model::test;
 using model::Piece;
@@ -241,3 +243,5 @@ TEST_CASE("packed sequences are shifted one by one, and the host reads four ends
     CHECK_THROWS_WITH_AS(scenario::refuse_unmodelled(s), doctest::Contains("MTP"), UsageError);
   }
 }
+
+}  // namespace mtp_test

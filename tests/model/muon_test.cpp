@@ -9,6 +9,8 @@
 #include "pipewright/effects.hpp"
 #include "support.hpp"
 
+namespace muon_test {
+
 using namespace pipewright;
 using namespace pipewright::model::test;
 using model::Buffer;
@@ -276,3 +278,5 @@ TEST_CASE("Muon otherwise than modelled is refused") {
     CHECK_THROWS_AS(scenario::refuse_unmodelled(muon({change})), UsageError);
   }
 }
+
+}  // namespace muon_test

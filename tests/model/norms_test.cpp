@@ -5,6 +5,8 @@
 #include "pipewright/profile.hpp"
 #include "support.hpp"
 
+namespace norms_test {
+
 using namespace pipewright;
 using namespace pipewright::model::test;
 
@@ -100,3 +102,5 @@ TEST_CASE(
   CHECK(general->spread >= 1);
   CHECK_FALSE(p.time({"layernorm.forward.general", {4096, 4096}}));
 }
+
+}  // namespace norms_test

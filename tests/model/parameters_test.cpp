@@ -10,6 +10,8 @@
 #include "pipewright/scenario/derived.hpp"
 #include "support.hpp"
 
+namespace parameters_test {
+
 using namespace pipewright;
 using namespace pipewright::model::test;
 using model::Parameter;
@@ -259,3 +261,5 @@ TEST_CASE("optimizer states that are not stored in fp32 are fp32 within the upda
           doctest::Approx(4.0 * static_cast<double>(row.copies) * decaying).epsilon(0.01));
   }
 }
+
+}  // namespace parameters_test

@@ -6,6 +6,8 @@
 #include "pipewright/scenario/io.hpp"
 #include "support.hpp"
 
+namespace precision_test {
+
 using namespace pipewright;
 using namespace pipewright::model::test;
 using model::Step;
@@ -398,3 +400,5 @@ TEST_CASE("a layer in bf16 stays so whatever its modules' recipe") {
     for (const auto& kernel : first(on("b200-sxm", s)).kernels)
       if (kernel.key.family.starts_with("gemm.")) CHECK(kernel.key.family.starts_with("gemm.bf16."));
 }
+
+}  // namespace precision_test

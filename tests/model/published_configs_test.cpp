@@ -10,6 +10,8 @@
 #include "pipewright/scenario/io.hpp"
 #include "support.hpp"
 
+namespace published_configs_test {
+
 using namespace pipewright;
 using namespace pipewright::model::test;
 
@@ -174,3 +176,5 @@ TEST_CASE("what runs in FP8 multiplies no weight whose dimensions Transformer En
   CHECK(refused > 0);
   CHECK(products > 1000);
 }
+
+}  // namespace published_configs_test

@@ -3,6 +3,8 @@
 #include "pipewright/scenario/io.hpp"
 #include "support.hpp"
 
+namespace published_test {
+
 using namespace pipewright;
 using namespace pipewright::model::test;
 
@@ -85,3 +87,5 @@ TEST_CASE("recompute keeps no more, but for core attention whose checkpoint sees
     CHECK(full < none / 4);
   }
 }
+
+}  // namespace published_test

@@ -6,6 +6,8 @@
 #include "pipewright/scenario/io.hpp"
 #include "support.hpp"
 
+namespace quantized_attention_test {
+
 using namespace pipewright;
 using namespace pipewright::model::test;
 using model::Kernel;
@@ -121,3 +123,5 @@ TEST_CASE("deterministic attention is refused where its kernels have no figures"
     CHECK(refused(90, {change}));
   }
 }
+
+}  // namespace quantized_attention_test

@@ -8,6 +8,8 @@
 #include "pipewright/effects.hpp"
 #include "support.hpp"
 
+namespace rotation_test {
+
 using namespace pipewright;
 using namespace pipewright::model::test;
 using model::Piece;
@@ -131,3 +133,5 @@ TEST_CASE("M-RoPE rotates as without the fused kernel, every row by its own angl
   const auto stock = with(llama70b(), {"position_embedding_type=mrope"});
   CHECK_THROWS_WITH_AS(scenario::refuse_unmodelled(stock), doctest::Contains("pretrain_gpt.py"), UsageError);
 }
+
+}  // namespace rotation_test

@@ -5,6 +5,8 @@
 
 #include "support.hpp"
 
+namespace routing_test {
+
 using namespace pipewright;
 using namespace pipewright::model;
 
@@ -36,3 +38,5 @@ TEST_CASE("group-limited routing: no more groups than allowed, nearly all of tho
   }
   CHECK(units_of_a_token({256, 8, 8, 8}, 8) == doctest::Approx(units_of_a_token({256, 8}, 8)));  // all groups: no limit
 }
+
+}  // namespace routing_test

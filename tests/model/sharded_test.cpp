@@ -9,6 +9,8 @@
 #include "pipewright/effects.hpp"
 #include "support.hpp"
 
+namespace sharded_test {
+
 using namespace pipewright;
 using namespace pipewright::model::test;
 using model::Stream;
@@ -500,3 +502,5 @@ TEST_CASE("what is not modelled of both is refused by name") {
   for (const char* other : {"pin_cpu_grads=false", "optimizer=sgd", "fp8_param=true"})
     CHECK(refused(with(host, {other}), "optimizer_cpu_offload"));
 }
+
+}  // namespace sharded_test

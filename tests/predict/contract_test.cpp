@@ -20,6 +20,8 @@
 #include "pipewright/scenario/io.hpp"
 #include "pipewright/split_floor.hpp"
 
+namespace contract_test {
+
 using namespace pipewright;
 using test::accepted;
 using test::drawn;
@@ -305,3 +307,5 @@ TEST_CASE("without clocks and contention the chunk-level engine gives the exact 
   });
   CHECK(compared > 10);
 }
+
+}  // namespace contract_test

@@ -12,6 +12,8 @@
 #include "pipewright/predict.hpp"
 #include "pipewright/scenario/io.hpp"
 
+namespace effects_test {
+
 using namespace pipewright;
 using test::assign;
 using test::base_of;
@@ -271,3 +273,5 @@ TEST_CASE("what is modelled within limits moves a prediction inside them") {
     CHECK((move.up ? found[1] > found[0] : found[1] < found[0]));
   }
 }
+
+}  // namespace effects_test

@@ -12,6 +12,8 @@
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/io.hpp"
 
+namespace engines_test {
+
 using namespace pipewright;
 
 namespace {
@@ -185,3 +187,5 @@ TEST_CASE("graphs take launches from the host: a step that hosts bind is shorter
   CHECK(with_attention.step_ns < graphed.step_ns);
   CHECK(graphed.ranks[0].account.busy > eager.ranks[0].account.busy);  // copies into static buffers, clones
 }
+
+}  // namespace engines_test

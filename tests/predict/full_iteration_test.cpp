@@ -7,6 +7,8 @@
 #include "pipewright/predict.hpp"
 #include "pipewright/scenario/io.hpp"
 
+namespace full_iteration_test {
+
 using namespace pipewright;
 
 namespace {
@@ -161,3 +163,5 @@ TEST_CASE("the paged stash holds expected rows where a budget holds its padding,
       CHECK(paged.step_ns >= padded.step_ns);
     }
 }
+
+}  // namespace full_iteration_test

@@ -9,6 +9,8 @@
 #include "pipewright/predict.hpp"
 #include "pipewright/scenario/io.hpp"
 
+namespace gpu_order_test {
+
 using namespace pipewright;
 
 namespace {
@@ -57,3 +59,5 @@ TEST_CASE("B200, GB200 and GB300 in this order, all before H100") {
     CHECK(h100 < 2.6 * gb300);
   }
 }
+
+}  // namespace gpu_order_test

@@ -8,6 +8,8 @@
 #include "../plan/bases.hpp"
 #include "pipewright/predict.hpp"
 
+namespace hostile_test {
+
 using namespace pipewright;
 
 // Seconds that a prediction may take; sanitizers make it five times as long.
@@ -103,3 +105,5 @@ TEST_CASE("sizes of a few elements are predicted or refused, whatever parts a la
         }
   CHECK(predicted > static_cast<int>(test::draws(20)));
 }
+
+}  // namespace hostile_test

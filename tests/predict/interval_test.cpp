@@ -7,6 +7,8 @@
 #include "pipewright/predict.hpp"
 #include "pipewright/scenario/io.hpp"
 
+namespace interval_test {
+
 using namespace pipewright;
 
 namespace {
@@ -150,3 +152,5 @@ TEST_CASE("a law of clocks that is known worse widens the interval, and only by 
     CHECK(is.plus_ns == doctest::Approx((is.cause == "law of clocks" ? 2 : 1) * was.plus_ns));
   }
 }
+
+}  // namespace interval_test

@@ -9,6 +9,8 @@
 #include "pipewright/predict.hpp"
 #include "pipewright/scenario/io.hpp"
 
+namespace kept_gathers_test {
+
 using namespace pipewright;
 
 namespace {
@@ -71,3 +73,5 @@ TEST_CASE("only data that comes with scales of its own is gathered by one coales
   CHECK(held(alone) == 0);
   CHECK(held(run(4, 4096, 4)) > 0);
 }
+
+}  // namespace kept_gathers_test

@@ -11,6 +11,8 @@
 #include "pipewright/predict.hpp"
 #include "pipewright/scenario/io.hpp"
 
+namespace measured_test {
+
 using namespace pipewright;
 
 namespace {
@@ -233,3 +235,5 @@ TEST_CASE("gathers of parameters and reductions of gradients hide behind layers 
   CHECK(exposed > 1.5);
   CHECK(exposed < 4.0);
 }
+
+}  // namespace measured_test

@@ -13,6 +13,8 @@
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/fields.hpp"
 
+namespace offload_floor_test {
+
 using namespace pipewright;
 using test::Drawn;
 
@@ -129,3 +131,5 @@ TEST_CASE("any scenario with activation offload: the floors are below the exact 
     std::cout << kind << ": " << of.count << " ranks, floor " << 100 * of.share / of.count
               << " % of the peak, at least " << 100 * of.worst << " %\n";
 }
+
+}  // namespace offload_floor_test

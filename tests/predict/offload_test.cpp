@@ -10,6 +10,8 @@
 #include "pipewright/predict.hpp"
 #include "pipewright/scenario/io.hpp"
 
+namespace offload_test {
+
 using namespace pipewright;
 
 namespace {
@@ -130,3 +132,5 @@ TEST_CASE("the fused grouped MLP moves three tensors, or those of marked operato
   s.settings.te_op_offload = {false, false};
   CHECK(moves() == 0);
 }
+
+}  // namespace offload_test

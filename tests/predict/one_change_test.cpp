@@ -15,6 +15,8 @@
 #include "pipewright/predict.hpp"
 #include "pipewright/scenario/derived.hpp"
 
+namespace one_change_test {
+
 using namespace pipewright;
 using predict::Prediction;
 using scenario::Scenario;
@@ -282,3 +284,5 @@ TEST_CASE("one change at a time, of every family's config.json") {
   check_laws(test::draws(all ? count : count / 3, "PIPEWRIGHT_LAWS"),
              [&](unsigned seed) { return test::drawn(seed, configs[(all ? seed : 3 * seed) % count]); });
 }
+
+}  // namespace one_change_test

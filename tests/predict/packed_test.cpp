@@ -10,6 +10,8 @@
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/packing.hpp"
 
+namespace packed_test {
+
 using namespace pipewright;
 
 namespace {
@@ -316,3 +318,5 @@ TEST_CASE("what packs otherwise than modelled is refused") {
   CHECK_THROWS_AS(scenario::refuse_unmodelled(test::scenario("single", "sft=true")), UsageError);
   CHECK_NOTHROW(scenario::refuse_unmodelled(packed("single", "512*100")));
 }
+
+}  // namespace packed_test

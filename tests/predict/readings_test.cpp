@@ -12,6 +12,8 @@
 #include "pipewright/reading.hpp"
 #include "pipewright/scenario/io.hpp"
 
+namespace readings_test {
+
 using namespace pipewright;
 using timeline::Cause;
 
@@ -171,3 +173,5 @@ TEST_CASE("steady state lies between warm-up and cool-down") {
     CHECK(bounds.cooldown < rank.instructions.size());
   }
 }
+
+}  // namespace readings_test

@@ -12,6 +12,8 @@
 #include "pipewright/scenario/fields.hpp"
 #include "pipewright/scenario/io.hpp"
 
+namespace broken_test {
+
 using namespace pipewright;
 using namespace pipewright::scenario;
 
@@ -180,3 +182,5 @@ TEST_CASE("mutated settings: any value for any field is taken or refused") {
     }
   }
 }
+
+}  // namespace broken_test

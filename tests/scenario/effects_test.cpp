@@ -12,6 +12,8 @@
 #include "../plan/bases.hpp"
 #include "pipewright/scenario/io.hpp"
 
+namespace effects_test {
+
 using namespace pipewright;
 using scenario::Effect;
 
@@ -160,3 +162,5 @@ cluster: {num_gpus: 8}
   for (const auto& row : scenario::refused_fields())
     if (row.now != nullptr) CHECK_MESSAGE(told[row.name] > 0, row.name);
 }
+
+}  // namespace effects_test

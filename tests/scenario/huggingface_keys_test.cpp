@@ -12,6 +12,8 @@
 
 #include "pipewright/scenario/io.hpp"
 
+namespace huggingface_keys_test {
+
 using namespace pipewright;
 using namespace pipewright::scenario;
 
@@ -412,3 +414,5 @@ TEST_CASE("what Megatron Bridge builds whatever config.json says is told where t
     CHECK(said.find(key) != std::string::npos);
   }
 }
+
+}  // namespace huggingface_keys_test

@@ -11,6 +11,8 @@
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/io.hpp"
 
+namespace huggingface_test {
+
 using namespace pipewright;
 using namespace pipewright::scenario;
 
@@ -572,3 +574,5 @@ TEST_CASE("families that are not modelled are refused part by part") {
     CHECK(said.find(part) != std::string::npos);
   }
 }
+
+}  // namespace huggingface_test

@@ -4,6 +4,8 @@
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/io.hpp"
 
+namespace layout_test {
+
 using namespace pipewright;
 using namespace pipewright::scenario;
 
@@ -223,3 +225,5 @@ TEST_CASE("every layer has exactly one place") {
     }
   }
 }
+
+}  // namespace layout_test

@@ -11,6 +11,8 @@
 
 #include "pipewright/scenario/io.hpp"
 
+namespace packing_test {
+
 using namespace pipewright;
 using scenario::Scenario;
 
@@ -238,3 +240,5 @@ TEST_CASE("of any lengths: rows hold what they can, deals keep the attention, ba
           doctest::Approx((balanced->mean_length + 1) * balanced->busiest));
   }
 }
+
+}  // namespace packing_test

@@ -8,6 +8,8 @@
 
 #include "pipewright/scenario/io.hpp"
 
+namespace quant_recipe_test {
+
 using namespace pipewright;
 
 namespace {
@@ -71,3 +73,5 @@ TEST_CASE("what is no entry is refused where it stands") {
     CHECK_THROWS_WITH_AS(scenario::quant_recipe(small(wrong)), doctest::Contains("settings.quant_recipe"), UsageError);
   }
 }
+
+}  // namespace quant_recipe_test

@@ -9,6 +9,8 @@
 #include "pipewright/scenario/fields.hpp"
 #include "pipewright/scenario/io.hpp"
 
+namespace scenario_test {
+
 using namespace pipewright;
 using namespace pipewright::scenario;
 
@@ -425,3 +427,5 @@ TEST_CASE("the table describes itself") {
   CHECK(get(with(""), "settings.bf16") == "true");
   CHECK(refusal([] { get(with(""), "bf15"); }).find("bf16") != std::string::npos);
 }
+
+}  // namespace scenario_test

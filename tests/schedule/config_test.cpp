@@ -7,6 +7,8 @@
 #include "pipewright/scenario/io.hpp"
 #include "pipewright/schedule.hpp"
 
+namespace config_test {
+
 using namespace pipewright;
 
 namespace {
@@ -117,3 +119,5 @@ TEST_CASE("expert-parallel overlap in detail") {
   CHECK(c.layers[0][0][1].moe);
   CHECK(schedule::build(c).ranks.size() == 4);
 }
+
+}  // namespace config_test

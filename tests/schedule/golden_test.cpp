@@ -8,6 +8,8 @@
 #include "pipewright/base.hpp"
 #include "pipewright/schedule.hpp"
 
+namespace golden_test {
+
 using namespace pipewright;
 using nlohmann::json;
 
@@ -116,3 +118,5 @@ TEST_CASE("refused configurations") {
     }
   }
 }
+
+}  // namespace golden_test

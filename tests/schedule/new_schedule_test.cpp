@@ -9,6 +9,8 @@
 #include "pipewright/scenario/io.hpp"
 #include "pipewright/timeline.hpp"
 
+namespace new_schedule_test {
+
 using namespace pipewright;
 
 namespace {
@@ -86,3 +88,5 @@ TEST_CASE("a schedule that does not exist: every microbatch is held until its ba
   const auto usual = peak(s, schedule::build(schedule::config_of(s, true)), 3);
   CHECK(eight - usual == doctest::Approx(static_cast<double>(7 * (six - four) / 2)).epsilon(0.1));
 }
+
+}  // namespace new_schedule_test

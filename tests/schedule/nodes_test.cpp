@@ -6,6 +6,8 @@
 #include "generate.hpp"
 #include "pipewright/base.hpp"
 
+namespace nodes_test {
+
 using namespace pipewright;
 using namespace pipewright::schedule;
 
@@ -152,3 +154,5 @@ TEST_CASE("nodes come in the order of the network, once") {
     }
   }));
 }
+
+}  // namespace nodes_test

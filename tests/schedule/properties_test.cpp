@@ -9,6 +9,8 @@
 #include "pipewright/base.hpp"
 #include "transfers.hpp"
 
+namespace properties_test {
+
 using namespace pipewright;
 using namespace pipewright::schedule;
 
@@ -204,3 +206,5 @@ TEST_CASE("refused beyond the schedule functions") {
   huge.microbatches = 1 << 30;
   CHECK(message(huge).find("at most") != std::string::npos);
 }
+
+}  // namespace properties_test
