@@ -11,6 +11,8 @@
 #include "pipewright/import.hpp"
 #include "pipewright/scenario/io.hpp"
 
+namespace fabricated_test {
+
 using namespace pipewright;
 
 namespace {
@@ -636,3 +638,5 @@ TEST_CASE("a trace of another scenario: the first kernel without a place is name
   CHECK_THROWS_WITH_AS(traces::import_traces(other, {trace}, {"x", 1, ""}, nullptr),
                        doctest::Contains("dropout; the first kernel without a place is "), UsageError);
 }
+
+}  // namespace fabricated_test
