@@ -5,6 +5,8 @@
 
 #include <stdexcept>
 
+namespace activity_test {
+
 using namespace pipewright::capture;
 
 //   launch 1: [memset 0-10] [gemm 12-100]      launch 2: [gemm 130-220]     untagged: [gate 0-300]
@@ -47,3 +49,5 @@ TEST_CASE("a launch without a record, and a record that ends before it starts, f
 }
 
 TEST_CASE("nothing recorded") { CHECK(spans({}).empty()); }
+
+}  // namespace activity_test

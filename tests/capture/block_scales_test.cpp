@@ -7,6 +7,8 @@
 
 #include "grid.hpp"
 
+namespace block_scales_test {
+
 using namespace pipewright;
 using namespace pipewright::capture;
 
@@ -80,3 +82,5 @@ TEST_CASE("the library takes every shape of the grid that is scaled along k") {
   CHECK(!takes(mxfp8, 4096, 4096, 100));  // no whole blocks
   CHECK(!takes(nvfp4, 4096, 4100, 4096));
 }
+
+}  // namespace block_scales_test

@@ -7,6 +7,8 @@
 #include <cmath>
 #include <numeric>
 
+namespace drawn_rows_test {
+
 using pipewright::capture::drawn_rows;
 
 TEST_CASE("experts' rows keep the mean, spread as independent choices do and are padded") {
@@ -46,3 +48,5 @@ TEST_CASE("a single expert's rows differ from draw to draw, few rows may be none
   const auto few = drawn_rows(64, 64, 1, 4);
   CHECK(std::accumulate(few[0].begin(), few[0].end(), std::int64_t{0}) > 0);
 }
+
+}  // namespace drawn_rows_test

@@ -6,6 +6,8 @@
 #include <map>
 #include <set>
 
+namespace grid_test {
+
 using namespace pipewright;
 using profile::Key;
 
@@ -80,3 +82,5 @@ TEST_CASE("message sizes ascend from 64 KiB to 1 GiB") {
   CHECK(sizes.front() == 1 << 16);
   CHECK(sizes.back() == 1 << 30);
 }
+
+}  // namespace grid_test

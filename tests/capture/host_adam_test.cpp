@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cmath>
 
+namespace host_adam_test {
+
 using namespace pipewright::capture;
 
 TEST_CASE("the arithmetic is AdamW's, for every element") {
@@ -45,3 +47,5 @@ TEST_CASE("as many rounds as asked for, each takes time, more elements take more
       CHECK(*std::ranges::min_element(many) > *std::ranges::min_element(few));
     }
 }
+
+}  // namespace host_adam_test

@@ -6,6 +6,8 @@
 #include "pipewright/base.hpp"
 #include "pipewright/profile.hpp"
 
+namespace host_speed_test {
+
 using namespace pipewright::capture;
 
 TEST_CASE("slow stretches are told from calm ones, by share, length and factor") {
@@ -56,3 +58,5 @@ TEST_CASE(
   const auto shipped = pipewright::profile::load(std::string(SOURCE_ROOT) + "/profiles/h200-sxm.json", {"test", 0});
   CHECK(shipped.scalars.at("host.slow_factor").value == pytorch_slow_factor);
 }
+
+}  // namespace host_speed_test

@@ -8,6 +8,8 @@
 #include <map>
 #include <sstream>
 
+namespace recorder_test {
+
 using namespace pipewright::capture;
 
 namespace {
@@ -163,3 +165,5 @@ TEST_CASE("dropped records are told") {
   p.recorder.dropped(3);
   CHECK(p.recorder.text({}).find("M\tdropped\t3\n") != std::string::npos);
 }
+
+}  // namespace recorder_test

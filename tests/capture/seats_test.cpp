@@ -13,6 +13,8 @@
 
 #include "pipewright/base.hpp"
 
+namespace seats_test {
+
 using namespace pipewright;
 using namespace pipewright::capture;
 using namespace std::chrono_literals;
@@ -161,3 +163,5 @@ TEST_CASE("groups: as many ranks as they say, a stride apart, none in two") {
     }
   }
 }
+
+}  // namespace seats_test

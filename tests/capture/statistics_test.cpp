@@ -2,6 +2,8 @@
 
 #include "sample_statistics.hpp"
 
+namespace statistics_test {
+
 using namespace pipewright::capture;
 
 TEST_CASE("median and spread") {
@@ -34,3 +36,5 @@ TEST_CASE("sampling stops on the standard error, not before the least number") {
   CHECK_FALSE(enough({90, 110, 90, 110}, 4, 0.03));
   CHECK(enough({90, 110, 90, 110}, 4, 0.06));
 }
+
+}  // namespace statistics_test

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 
+namespace wanted_test {
+
 using namespace pipewright;
 using capture::Wanted;
 using profile::Key;
@@ -62,3 +64,5 @@ TEST_CASE("nothing that a profile has is measured again, and a machine's hosts n
     RC_ASSERT(Wanted("", without)(key));
   }));
 }
+
+}  // namespace wanted_test

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Hands emitted overrides to Megatron Bridge's own configuration and writes data/overrides.txt, the lines that it took.
 
-    bridge_config.py --test build/tests/emit/emit_overrides_test --bridge CLONE --megatron CLONE [--python PYTHON]
+    bridge_config.py --test build/tests/emit/emit_tests --bridge CLONE --megatron CLONE [--python PYTHON]
 
 CLONE: git clones of NVIDIA-NeMo/Megatron-Bridge, with COMMIT, and of NVIDIA/Megatron-LM, with the commit that Bridge pins.
 PYTHON: as parsers.py needs it, and omegaconf, transformers (5.8), hydra-core, datasets, pillow and tensorboard. Every line is what a user does with it: a
@@ -133,14 +133,14 @@ def checkout(clone, commit, paths, tree):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--test", required=True, help="the program emit_overrides_test")
+    parser.add_argument("--test", required=True, help="the program emit_tests")
     parser.add_argument("--bridge", required=True, help="git clone of NVIDIA-NeMo/Megatron-Bridge")
     parser.add_argument("--megatron", required=True, help="git clone of NVIDIA/Megatron-LM")
     parser.add_argument("--python", default=sys.executable, help="Python with torch")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         emitted = os.path.join(folder, "emitted.txt")
-        subprocess.run([options.test], env={**os.environ, "PIPEWRIGHT_EMITTED": emitted}, stdout=subprocess.DEVNULL)
+        subprocess.run([options.test, "--source-file=*/emit/overrides_test.cpp"], env={**os.environ, "PIPEWRIGHT_EMITTED": emitted}, stdout=subprocess.DEVNULL)
         text = pathlib.Path(emitted).read_text()
         (_, lines), = parsers.cases(text).items()
         pinned = subprocess.run(["git", "-C", options.bridge, "rev-parse", COMMIT + ":3rdparty/Megatron-LM"], check=True,

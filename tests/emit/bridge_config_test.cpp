@@ -18,6 +18,8 @@
 #include "pipewright/userbuffers.hpp"
 #include "support.hpp"
 
+namespace bridge_config_test {
+
 using namespace pipewright;
 
 namespace {
@@ -585,3 +587,5 @@ TEST_CASE("Gemma 3's provider has windows of its own spelling, which overrides s
   CHECK(scenario::get(kinds.scenario, "window_attn_skip_freq") == "[1, 0]");
   CHECK_THROWS_AS(read(small("  interleaved_attn_pattern: [4, 2]\n")), UsageError);
 }
+
+}  // namespace bridge_config_test

@@ -16,6 +16,8 @@
 #include "pipewright/emit.hpp"
 #include "pipewright/scenario/fields.hpp"
 
+namespace hostile_test {
+
 using namespace pipewright;
 
 namespace {
@@ -137,3 +139,5 @@ TEST_CASE("odd values come out as one shell word, one Python literal and one com
       CHECK(remarks.rfind("# ", at) + 2 == at);
   }
 }
+
+}  // namespace hostile_test

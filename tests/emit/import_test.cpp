@@ -11,6 +11,8 @@
 #include "pipewright/scenario/fields.hpp"
 #include "pipewright/scenario/io.hpp"
 
+namespace import_test {
+
 using namespace pipewright;
 
 namespace {
@@ -891,3 +893,5 @@ TEST_CASE("a recipe's body: objects made by calls, its own variables, None for w
   CHECK_THROWS_WITH_AS(read(model + "cfg.model.seq_length = LENGTH\n"), doctest::Contains("recipe.py:8"), UsageError);
   CHECK_THROWS_AS(read(model + "cfg.model.pipeline_model_parallel_layout = _layout(4, 1)\n"), UsageError);
 }
+
+}  // namespace import_test

@@ -9,6 +9,8 @@
 #include "pipewright/scenario/fields.hpp"
 #include "pipewright/scenario/io.hpp"
 
+namespace launch_test {
+
 using namespace pipewright;
 
 namespace {
@@ -244,3 +246,5 @@ TEST_CASE("patterns of MoE layers are Megatron's") {
     CHECK_THROWS_AS(layers(wrong), UsageError);
   }
 }
+
+}  // namespace launch_test

@@ -13,6 +13,8 @@
 #include "changes.hpp"
 #include "pipewright/emit.hpp"
 
+namespace overrides_test {
+
 using namespace pipewright;
 
 namespace {
@@ -99,3 +101,5 @@ TEST_CASE("every emitted override is one that Bridge's own configuration took") 
     CHECK(now.contains(line));
   }
 }
+
+}  // namespace overrides_test

@@ -15,6 +15,8 @@
 #include "changes.hpp"
 #include "pipewright/emit.hpp"
 
+namespace parsed_test {
+
 using namespace pipewright;
 
 namespace {
@@ -274,3 +276,5 @@ TEST_CASE("every flag that can be emitted was tried in every version that has it
   }
   for (const auto& flag : never) FAIL_CHECK(flag);  // tried everywhere: it leaves the list
 }
+
+}  // namespace parsed_test

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Hands what pipewright emits to Megatron's own parsers and writes data/parsed.txt, the lines that they took.
 
-    parsers.py --test build/tests/emit/emit_parsed_test --megatron CLONE [--python PYTHON]
+    parsers.py --test build/tests/emit/emit_tests --megatron CLONE [--python PYTHON]
 
 CLONE: a git clone of NVIDIA/Megatron-LM that has the commits of include/scenario/pipewright/versions.def. PYTHON: one that
 has torch (without CUDA suffices), numpy, packaging, einops, six, pydantic, requests and tqdm. For every version and line:
@@ -158,7 +158,7 @@ def try_all(tree, lines):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--test", required=True, help="the program emit_parsed_test")
+    parser.add_argument("--test", required=True, help="the program emit_tests")
     parser.add_argument("--megatron", required=True, help="git clone of NVIDIA/Megatron-LM")
     parser.add_argument("--python", default=sys.executable, help="Python with torch")
     parser.add_argument("--only", help="this version alone; writes nothing")
@@ -166,7 +166,7 @@ def main():
     refused = 0
     with tempfile.TemporaryDirectory() as folder:
         emitted = os.path.join(folder, "emitted.txt")
-        subprocess.run([options.test], env={**os.environ, "PIPEWRIGHT_EMITTED": emitted}, stdout=subprocess.DEVNULL)
+        subprocess.run([options.test, "--source-file=*/emit/parsed_test.cpp"], env={**os.environ, "PIPEWRIGHT_EMITTED": emitted}, stdout=subprocess.DEVNULL)
         text = pathlib.Path(emitted).read_text()
         header = ["# What parsers.py had Megatron's own parsers take: parse_args, validate_args and the config class of"]
         for version, lines in cases(text).items():

@@ -11,6 +11,8 @@
 #include "pipewright/scenario/derived.hpp"
 #include "support.hpp"
 
+namespace random_round_trip_test {
+
 using namespace pipewright;
 
 namespace {
@@ -93,3 +95,5 @@ TEST_CASE("random scenarios come back from flags and from overrides, with what i
   }
   CHECK(tried >= 150);
 }
+
+}  // namespace random_round_trip_test

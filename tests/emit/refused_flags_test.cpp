@@ -13,6 +13,8 @@
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/io.hpp"
 
+namespace refused_flags_test {
+
 using namespace pipewright;
 
 namespace {
@@ -360,3 +362,5 @@ TEST_CASE("a constant loss scale, and what else the host looks for in gradients 
   CHECK(scenario::checks_for_nan(of(unchecked + "--check-for-large-grads")));
   CHECK(scenario::checks_for_nan(of(unchecked + "--check-for-spiky-loss")));
 }
+
+}  // namespace refused_flags_test

@@ -13,6 +13,8 @@
 #include "pipewright/scenario/io.hpp"
 #include "support.hpp"
 
+namespace round_trip_test {
+
 using namespace pipewright;
 
 namespace {
@@ -166,3 +168,5 @@ TEST_CASE("the environment holds what Megatron insists on") {
   CHECK(emit::words(groups) == std::vector<std::string>{"CUDA_DEVICE_MAX_CONNECTIONS=1"});
   CHECK_FALSE(emit::comments(groups).empty());
 }
+
+}  // namespace round_trip_test

@@ -14,6 +14,8 @@
 #include "../draws.hpp"
 #include "pipewright/base.hpp"
 
+namespace shell_bash_test {
+
 using namespace pipewright;
 
 namespace {
@@ -317,3 +319,5 @@ TEST_CASE("drawn scripts call what bash calls") {
   }
   CHECK(judged > count * 8 / 10);
 }
+
+}  // namespace shell_bash_test

@@ -11,6 +11,8 @@
 #include "pipewright/import.hpp"
 #include "pipewright/scenario/io.hpp"
 
+namespace fabricated_test {
+
 using namespace pipewright;
 
 namespace {
@@ -669,3 +671,5 @@ TEST_CASE("unfused attention: its softmax is no router's, and a scenario that ha
   });
   CHECK(passed);
 }
+
+}  // namespace fabricated_test

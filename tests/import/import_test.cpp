@@ -13,6 +13,8 @@
 #include "../on_h200.hpp"
 #include "pipewright/scenario/io.hpp"
 
+namespace import_test {
+
 using namespace pipewright;
 
 namespace {
@@ -614,3 +616,5 @@ TEST_CASE("times in situ lose what the simulation of their run charges again: co
   CHECK(most <= 1);
   CHECK(least < 0.99);
 }
+
+}  // namespace import_test

@@ -8,6 +8,8 @@
 #include "pipewright/scenario/io.hpp"
 #include "pipewright/validate.hpp"
 
+namespace machine_share_test {
+
 using namespace pipewright;
 
 namespace {
@@ -188,3 +190,5 @@ TEST_CASE("the machine's speed shows in its kernels and in its step, and chips d
   CHECK(slowdown(no_chip) == 1);
   CHECK(noted(no_chip, "of this run, not of its chips"));
 }
+
+}  // namespace machine_share_test

@@ -8,6 +8,8 @@
 #include <filesystem>
 #include <fstream>
 
+namespace nccl_tests_test {
+
 using namespace pipewright;
 using namespace pipewright::profile;
 
@@ -404,3 +406,5 @@ TEST_CASE("what cannot be right is refused with its line") {
   refused("#  Rank  0 Group  0 Pid 1 on a device  0 [0x00] NVIDIA H100\n", "the output's head is missing");
   refused("nothing\n", "is not output of nccl-tests");
 }
+
+}  // namespace nccl_tests_test

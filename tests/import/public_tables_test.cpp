@@ -12,6 +12,8 @@
 
 #include "../draws.hpp"
 
+namespace public_tables_test {
+
 using namespace pipewright;
 using namespace pipewright::profile;
 
@@ -353,3 +355,5 @@ TEST_CASE("aiconfigurator's H200 and ours agree, kernel by kernel") {
     CHECK_MESSAGE(times[times.size() / 2] == doctest::Approx(1).epsilon(0.06), op);
   }
 }
+
+}  // namespace public_tables_test

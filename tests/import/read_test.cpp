@@ -11,6 +11,8 @@
 
 #include "pipewright/import.hpp"
 
+namespace read_test {
+
 using namespace pipewright;
 namespace fs = std::filesystem;
 
@@ -384,3 +386,5 @@ TEST_CASE("a list without kernels, and a recording of the allocator, say what th
   CHECK(contains(error_of(folder.write("m.r0.mem.json", R"({"rows": [["alloc", 1, 512, 0, 1]], "marks": [0]})")),
                  "pipewright replay-allocator"));
 }
+
+}  // namespace read_test

@@ -14,6 +14,8 @@
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/fields.hpp"
 
+namespace catalogue_test {
+
 using namespace pipewright;
 
 namespace {
@@ -183,3 +185,5 @@ TEST_CASE("every version's sources were read for the lines of rules") {
   for (const auto& row : scenario::versions()) known.push_back(row.version);
   CHECK(std::ranges::equal(plan::cited_versions(), known));  // else: src/plan/rule_lines.py
 }
+
+}  // namespace catalogue_test

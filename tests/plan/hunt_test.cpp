@@ -26,6 +26,8 @@
 #include "pipewright/scenario/io.hpp"
 #include "pipewright/split_floor.hpp"
 
+namespace hunt_test {
+
 using namespace pipewright;
 
 namespace {
@@ -581,3 +583,5 @@ TEST_CASE("stopped early, a search to which nothing is given has something that 
     CHECK(plan.best->prediction.fits);
   }
 }
+
+}  // namespace hunt_test

@@ -9,6 +9,8 @@
 #include "bases.hpp"
 #include "pipewright/plan.hpp"
 
+namespace new_gpu_test {
+
 using namespace pipewright;
 
 namespace {
@@ -166,3 +168,5 @@ TEST_CASE("a profile that does not say what its GPU is counts as an H200, and th
   CHECK(std::ranges::any_of(prediction.notes, [](const auto& note) { return note.find("NVIDIA H200") != note.npos; }));
   CHECK(prediction.step_ns == predict::predict(on(profiles, "dense"), profile::Profiles({measured()})).step_ns);
 }
+
+}  // namespace new_gpu_test

@@ -18,6 +18,8 @@
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/io.hpp"
 
+namespace oracle_test {
+
 using namespace pipewright;
 
 namespace {
@@ -174,3 +176,5 @@ TEST_CASE("the search finds what CBC proves to be the best") {
   CHECK(feasible < all);    // nor all easy
   CHECK(bound >= some);     // and the search did not simply try everything
 }
+
+}  // namespace oracle_test

@@ -7,6 +7,8 @@
 #include "pipewright/plan.hpp"
 #include "pipewright/scenario/derived.hpp"
 
+namespace propose_test {
+
 using namespace pipewright;
 
 TEST_CASE("a bare architecture becomes a run worth planning; what is stated stays") {
@@ -80,3 +82,5 @@ TEST_CASE("a bare architecture: a written search is exact, stated sizes stay unt
                                                                               {"pipeline_model_parallel_size", {"1"}},
                                                                               {"expert_model_parallel_size", {"1"}}});
 }
+
+}  // namespace propose_test

@@ -13,6 +13,8 @@
 #include "pipewright/plan.hpp"
 #include "pipewright/predict.hpp"
 
+namespace rules_test {
+
 using namespace pipewright;
 
 namespace {
@@ -708,3 +710,5 @@ TEST_CASE("symptoms: a text that no rule has, and one of a rule that this config
        causes("ValueError: Currently there is no support for Pipeline parallelism with CPU offloading"))
     CHECK(finding.severity != plan::Severity::violation);
 }
+
+}  // namespace rules_test

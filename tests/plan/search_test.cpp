@@ -20,6 +20,8 @@
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/io.hpp"
 
+namespace search_test {
+
 using namespace pipewright;
 
 namespace {
@@ -1125,3 +1127,5 @@ TEST_CASE("sweep: rows in order, illegal ones with their rule") {
   CHECK(twice.combinations == 2);
   CHECK_THROWS_AS(plan::sweep(s, {{"micro_batch_size", {}}}, options()), UsageError);
 }
+
+}  // namespace search_test

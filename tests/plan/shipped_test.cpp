@@ -11,6 +11,8 @@
 #include "pipewright/plan.hpp"
 #include "pipewright/scenario/io.hpp"
 
+namespace shipped_test {
+
 using namespace pipewright;
 
 TEST_CASE("shipped scenarios: read, legal, estimated") {
@@ -74,3 +76,5 @@ TEST_CASE("no family is offered context parallelism that is not modelled for it"
   CHECK((with > 3 || test::few()));
   CHECK((without > 3 || test::few()));
 }
+
+}  // namespace shipped_test

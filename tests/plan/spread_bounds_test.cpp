@@ -14,6 +14,8 @@
 #include "bases.hpp"
 #include "pipewright/scenario/io.hpp"
 
+namespace spread_bounds_test {
+
 using namespace pipewright;
 
 namespace {
@@ -202,3 +204,5 @@ TEST_CASE("no candidate that fits undercuts its spread's bound, nor its structur
   CHECK(candidates_known > 0);
   CHECK(offloads_known > 0);
 }
+
+}  // namespace spread_bounds_test

@@ -7,6 +7,8 @@
 
 #include "fabricate.hpp"
 
+namespace combine_test {
+
 using namespace pipewright;
 using namespace pipewright::profile;
 
@@ -140,3 +142,5 @@ TEST_CASE("profiles are found by name in $PIPEWRIGHT_PROFILES, or as a path") {
   CHECK_THROWS_AS(load("mine-of-test", {"s.yaml", 3}), UsageError);
   fs::remove_all(folder);
 }
+
+}  // namespace combine_test

@@ -7,6 +7,8 @@
 
 #include "pipewright/profile.hpp"
 
+namespace families_test {
+
 using namespace pipewright;
 using namespace pipewright::profile;
 
@@ -72,3 +74,5 @@ TEST_CASE("FORMAT.md lists every family with its dimensions and meaning") {
     CHECK_MESSAGE(text.find(row) != std::string::npos, row);
   }
 }
+
+}  // namespace families_test

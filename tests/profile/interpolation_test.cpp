@@ -5,6 +5,8 @@
 
 #include "fabricate.hpp"
 
+namespace interpolation_test {
+
 using namespace pipewright;
 using namespace pipewright::profile;
 
@@ -154,3 +156,5 @@ TEST_CASE("kernels of every expert: other numbers of experts, and more rows than
       }
   }
 }
+
+}  // namespace interpolation_test

@@ -8,6 +8,8 @@
 
 #include "fabricate.hpp"
 
+namespace json_test {
+
 using namespace pipewright;
 using namespace pipewright::profile;
 
@@ -220,3 +222,5 @@ TEST_CASE("data sheets: every figure has a source, every name is its own, and th
   CHECK_THROWS_WITH_AS(data_sheet("h200-smx", {"--gpu", 0}), doctest::Contains("did you mean \"h200-sxm\"?"),
                        UsageError);
 }
+
+}  // namespace json_test

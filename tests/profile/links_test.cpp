@@ -6,6 +6,8 @@
 
 #include "fabricate.hpp"
 
+namespace links_test {
+
 using namespace pipewright;
 using namespace pipewright::profile;
 
@@ -130,3 +132,5 @@ TEST_CASE("clocks of one kind of kernels stand beside the layer's, and are merge
   CHECK(both.clocks_for("bf16", "memory")->memory_share == 1);
   CHECK(both.clocks_for("bf16")->kernels == "layer");
 }
+
+}  // namespace links_test

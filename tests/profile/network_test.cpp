@@ -11,6 +11,8 @@
 
 #include "fabricate.hpp"
 
+namespace network_test {
+
 using namespace pipewright;
 using namespace pipewright::profile;
 using Kind = Exchange::Kind;
@@ -392,3 +394,5 @@ TEST_CASE("a pipeline transfer: NVLink inside, a share of the cards outside, ove
   CHECK(lone == doctest::Approx(latency + 32 * static_cast<double>(bytes) / card));
   CHECK(ns_of(narrow, 8, bytes) == doctest::Approx(latency + 8 * 32 * static_cast<double>(bytes) / card));
 }
+
+}  // namespace network_test

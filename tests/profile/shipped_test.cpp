@@ -9,6 +9,8 @@
 
 #include "pipewright/profile.hpp"
 
+namespace shipped_test {
+
 using namespace pipewright;
 using namespace pipewright::profile;
 
@@ -204,3 +206,5 @@ TEST_CASE("matrix products of the H200 are predicted from one another within som
 TEST_CASE("shipped profiles say what their GPU is, as its data sheet does") {
   for (const auto& sheet : data_sheets()) CHECK(shipped(sheet.profile).device == sheet.device);
 }
+
+}  // namespace shipped_test

@@ -8,6 +8,8 @@
 #include "fixture.hpp"
 #include "pipewright/report.hpp"
 
+namespace diff_test {
+
 using namespace pipewright;
 using namespace pipewright::report;
 using Json = nlohmann::json;
@@ -67,3 +69,5 @@ TEST_CASE("whatever stands in a prediction or a plan, it is compared or refused 
                        UsageError);
   CHECK_THROWS_WITH_AS(compare(R"({"searched": 1, "best": {}})"), "p.json: best.prediction: missing", UsageError);
 }
+
+}  // namespace diff_test

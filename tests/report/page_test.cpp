@@ -11,6 +11,8 @@
 #include "fixture.hpp"
 #include "pipewright/report.hpp"
 
+namespace page_test {
+
 using namespace pipewright;
 using namespace pipewright::report;
 using nlohmann::json;
@@ -110,3 +112,5 @@ TEST_CASE("what is packed comes out again: the JSON as it is, every slice at its
   std::sort(wanted.begin(), wanted.end());
   CHECK(ends == wanted);
 }
+
+}  // namespace page_test

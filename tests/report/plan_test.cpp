@@ -8,6 +8,8 @@
 #include "pipewright/report.hpp"
 #include "pipewright/scenario/io.hpp"
 
+namespace plan_test {
+
 using namespace pipewright;
 using namespace pipewright::report;
 using nlohmann::json;
@@ -118,3 +120,5 @@ TEST_CASE("sweep: legal and illegal rows") {
   check_golden("sweep.csv", sweep_csv(s));
   check_golden("sweep.json", sweep_json(s));
 }
+
+}  // namespace plan_test

@@ -6,6 +6,8 @@
 #include "fixture.hpp"
 #include "pipewright/report.hpp"
 
+namespace pressure_test {
+
 using namespace pipewright;
 
 namespace {
@@ -87,3 +89,5 @@ TEST_CASE("explain --peak ends with what pins the cached memory") {
   CHECK(contains(text, "reserved memory grew to its peak in B 0.0 for weight gradients (0.25 GiB)"));
   CHECK(contains(text, "1.00               0.12  mlp.fc1_output 0.88"));
 }
+
+}  // namespace pressure_test

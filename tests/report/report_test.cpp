@@ -12,6 +12,8 @@
 #include "golden.hpp"
 #include "pipewright/trace.hpp"
 
+namespace report_test {
+
 using namespace pipewright;
 using namespace pipewright::report;
 using nlohmann::json;
@@ -132,3 +134,5 @@ TEST_CASE("check: text and JSON") {
   CHECK(check_text({}) == "no findings\n");
   CHECK(check_json({}) == "{\n \"findings\": []\n}\n");
 }
+
+}  // namespace report_test

@@ -9,6 +9,8 @@
 #include "golden.hpp"
 #include "pipewright/report.hpp"
 
+namespace validation_test {
+
 using namespace pipewright;
 using namespace pipewright::report;
 using validate::Validation;
@@ -64,3 +66,5 @@ TEST_CASE("nothing measured, nothing divided by") {
   CHECK(validate_text(v).find("cold, as no other run tells the speed of their machine: a\n") != std::string::npos);
   CHECK(nlohmann::json::parse(validate_json(v)).at("time").at("kendall_tau").is_null());
 }
+
+}  // namespace validation_test

@@ -6,6 +6,8 @@
 
 #include "fixture.hpp"
 
+namespace chunk_engine_test {
+
 using namespace pipewright;
 using namespace pipewright::timeline;
 using timeline::test::Napkin;
@@ -167,3 +169,5 @@ TEST_CASE("a group's weights cost a hook each; FP8 has costs of its own where th
   CHECK(cost(profiles) == doctest::Approx(alone + 12 + 7));
   CHECK(cost(with(napkin, {{own, 10}})) == doctest::Approx(alone));
 }
+
+}  // namespace chunk_engine_test

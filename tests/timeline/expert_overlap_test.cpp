@@ -7,6 +7,8 @@
 #include "draw.hpp"
 #include "fixture.hpp"
 
+namespace expert_overlap_test {
+
 using namespace pipewright;
 using namespace pipewright::timeline;
 using timeline::test::draw;
@@ -185,3 +187,5 @@ TEST_CASE("properties: any overlapped pipeline ends, adds up, and is no shorter 
     }
   }));
 }
+
+}  // namespace expert_overlap_test

@@ -10,6 +10,8 @@
 #include "fixture.hpp"
 #include "pipewright/reading.hpp"
 
+namespace graph_test {
+
 using namespace pipewright;
 using namespace pipewright::timeline;
 using timeline::test::Napkin;
@@ -330,3 +332,5 @@ TEST_CASE("overlap_p2p_comm_warmup_flush on one communicator deadlocks, and the 
   CHECK_THROWS_WITH_AS(simulate(scenario, n.model(), program, n.profiles()),
                        doctest::Contains("the schedule deadlocks: rank"), UsageError);
 }
+
+}  // namespace graph_test

@@ -13,6 +13,8 @@
 #include "pipewright/scenario/io.hpp"
 #include "pipewright/timeline.hpp"
 
+namespace host_cost_test {
+
 using namespace pipewright;
 
 namespace {
@@ -235,3 +237,5 @@ TEST_CASE("quantizing takes the host longer than not to, whatever the recipe, an
   }));
   CHECK(compared >= 30);
 }
+
+}  // namespace host_cost_test

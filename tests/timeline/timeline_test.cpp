@@ -7,6 +7,8 @@
 
 #include "fixture.hpp"
 
+namespace timeline_test {
+
 using namespace pipewright;
 using namespace pipewright::timeline;
 using timeline::test::ms;
@@ -230,3 +232,5 @@ TEST_CASE("properties: accounts add up; no step is shorter than its work or its 
     RC_ASSERT(path == step);
   }));
 }
+
+}  // namespace timeline_test
