@@ -274,6 +274,14 @@ class Checker {
                       what, whole / ranks, ranks, block));
     };
     width("model.hidden_size", "hidden states", m_.hidden_size, 1);
+    constexpr Int row_block = 8;
+    const Int parts = c_.context_parallel_size * (c_.sequence_parallel ? t : 1);
+    const Int rows = m_.seq_length * c_.micro_batch_size;
+    require(
+        rows % parts != 0 || rows / parts % row_block == 0, "model.seq_length",
+        fmt::format("a rank multiplies {} tokens; Transformer Engine multiplies in FP8 and NVFP4 only where they are "
+                    "divisible by {}",
+                    rows / parts, row_block));
     if (has_dense_layer(s_)) width("model.ffn_hidden_size", "MLPs", ffn_hidden_size(s_), t);
     if (m_.num_moe_experts) width("model.moe_ffn_hidden_size", "experts", moe_ffn_hidden_size(s_), etp);
     if (m_.moe_shared_expert_intermediate_size)
