@@ -317,11 +317,11 @@ void minimax_m2(const HfConfig& config, Model& m, Strings& notes) {
     if (kind != 1) throw config.error("attn_type_list", "layers of lightning attention are not modelled", {"1"});
   if (config.optional_integer("shared_intermediate_size", 0).value_or(0) > 0)
     throw config.error("shared_intermediate_size", "shared experts are not what Megatron Bridge builds", {"0"});
-  if (config.boolean("use_mtp", false) && config.optional_integer("num_mtp_modules", 0).value_or(0) > 0)
+  if (config.has("use_mtp") || config.has("num_mtp_modules"))
     notes.emplace_back(
-        "num_mtp_modules is not taken: Megatron Bridge builds this family without multi-token prediction");
-  config.knows({"use_mtp", "num_mtp_modules", "mtp_transformer_layers", "shared_moe_mode", "mlp_intermediate_size",
-                "layernorm_full_attention_beta", "layernorm_linear_attention_beta", "layernorm_mlp_beta"});
+        "use_mtp, num_mtp_modules and mtp_transformer_layers are not taken: Megatron Bridge builds this family without "
+        "multi-token prediction");
+  config.knows({"use_mtp", "num_mtp_modules", "mtp_transformer_layers"});
 }
 
 /// A hybrid's layers as Megatron writes them; transformers names them one by one (layers_block_type).

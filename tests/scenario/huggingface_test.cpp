@@ -353,7 +353,7 @@ TEST_CASE("MiniMax-M2: norms over all heads of grouped queries, experts in every
   CHECK((m.num_layers == 62 && m.num_moe_experts == 256 && m.moe_router_topk == 8 && m.moe_ffn_hidden_size == 1536));
   CHECK((m.qk_layernorm && m.qk_layernorm_whole && m.rotary_percent == 0.5 && m.num_query_groups == 8));
   CHECK((m.moe_router_score_function == "sigmoid" && m.moe_router_enable_expert_bias && !m.mtp_num_layers));
-  CHECK(std::ranges::any_of(notes, [](const auto& note) { return note.starts_with("num_mtp_modules"); }));
+  CHECK(std::ranges::any_of(notes, [](const auto& note) { return note.starts_with("use_mtp, num_mtp_modules"); }));
 }
 
 TEST_CASE("every family of transformers' causal language models and of Megatron Bridge is read or refused by name") {
