@@ -171,13 +171,15 @@ std::int64_t Field::integer(std::int64_t low) const {
 
 Object::Object(const Field& field, const std::vector<std::string>& known) : field_(field), known_(known) {
   if (known.size() > most) throw InternalError("more keys than an object of a profile has room for");
+  auto next = known.begin();  // keys mostly stand in the order in which they are known
   for (const auto& [key, value] : field.object()) {
-    const auto found = std::find(known.begin(), known.end(), key);
+    const auto found = next != known.end() && *next == key ? next : std::find(known.begin(), known.end(), key);
     if (found == known.end()) field.fail_below(key, "unknown key", known, nearest_name(key, known));
     const auto place = static_cast<std::size_t>(found - known.begin());
     if (present(place)) field.fail_below(key, "stands twice", {}, {}, 2);
     present_ |= 1U << place;
     values_[place] = value;
+    next = found + 1;
   }
 }
 
@@ -192,17 +194,17 @@ Field Object::at(std::size_t place) const {
   return {values_[place], field_, known_[place]};
 }
 
-Origin Object::origin(Origin otherwise) const {
-  if (!has("origin")) return otherwise;
-  const Field field = (*this)["origin"];
-  const std::string text = field.string();
-  std::vector<std::string> known;
-  for (const Origin o : {Origin::measured, Origin::interpolated, Origin::published, Origin::derived}) {
+Origin Field::origin() const {
+  constexpr Origin all[] = {Origin::measured, Origin::interpolated, Origin::published, Origin::derived};
+  const std::string text = string();
+  for (const Origin o : all)
     if (text == name(o)) return o;
-    known.emplace_back(name(o));
-  }
-  field.fail(fmt::format("\"{}\" is no origin", text), known, nearest_name(text, known));
+  std::vector<std::string> known;
+  for (const Origin o : all) known.emplace_back(name(o));
+  fail(fmt::format("\"{}\" is no origin", text), known, nearest_name(text, known));
 }
+
+Origin Object::origin(Origin otherwise) const { return has("origin") ? (*this)["origin"].origin() : otherwise; }
 
 simdjson::dom::element parse_json(simdjson::dom::parser& parser, const JsonFile& file) {
   simdjson::dom::element root;

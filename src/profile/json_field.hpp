@@ -44,6 +44,7 @@ class Field {
   std::string string() const;
   double number(double low, double high) const;
   std::int64_t integer(std::int64_t low) const;
+  Origin origin() const;
 
  private:
   simdjson::dom::element value_;

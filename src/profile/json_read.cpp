@@ -29,8 +29,8 @@ std::vector<Sample> read_samples(const Field& list, const Family& f, Origin orig
     sample.ns = us_to_ns(entry.at(dims).number(1e-3, 1e12));
     sample.spread = entry.at(dims + 1).number(0, 1e6);
     sample.count = static_cast<int>(std::min<std::int64_t>(entry.at(dims + 2).integer(1), 1'000'000'000));
-    sample.origin = entry.origin(origin);
-    sample.source = entry.source();
+    sample.origin = entry.present(dims + 3) ? entry.at(dims + 3).origin() : origin;
+    if (entry.present(dims + 4)) sample.source = entry.at(dims + 4).string();
   }
   const auto before = [](const Sample& a, const Sample& b) { return a.dims < b.dims; };
   if (!std::is_sorted(samples.begin(), samples.end(), before)) std::sort(samples.begin(), samples.end(), before);
