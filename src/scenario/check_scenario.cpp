@@ -258,6 +258,13 @@ class Checker {
     require(heads / t % cp == 0, "model.mamba_num_heads", "nheads must be evenly divisible by tp_size * cp_size");
     require(groups / t < cp ? cp % (groups / t) == 0 : groups / t % cp == 0, "model.mamba_num_groups",
             "ngroups / tp_size and cp_size must divide one by the other");
+    require(!c_.fp8 || mamba_projection() % 16 == 0, "settings.fp8",
+            "For FP8, the innermost dimension of the Mamba layer input projection output tensor must be a multiple of "
+            "16.");
+  }
+  Int mamba_projection() const {
+    const Int heads = mamba_num_heads(s_);
+    return 2 * heads * m_.mamba_head_dim + 2 * m_.mamba_num_groups * m_.mamba_state_dim + heads;
   }
   /// Of every rank's part of a weight. Transformer Engine: pytorch/utils.py, assert_dim_for_fp8_exec (rows by 8,
   /// columns by 16); common/gemm/cublaslt_gemm.cu, "Leading dimension requirement ... Caller must pad" (rows by 16,
@@ -294,11 +301,7 @@ class Checker {
       width("model.linear_num_value_heads", "projections of linear attention",
             2 * keys + 2 * values + 2 * m_.linear_num_value_heads, t);
     }
-    if (has_mamba_layer(s_))
-      width("model.mamba_num_heads", "projections of Mamba layers",
-            2 * mamba_num_heads(s_) * m_.mamba_head_dim + 2 * m_.mamba_num_groups * m_.mamba_state_dim +
-                mamba_num_heads(s_),
-            t);
+    if (has_mamba_layer(s_)) width("model.mamba_num_heads", "projections of Mamba layers", mamba_projection(), t);
   }
   /// parse_hybrid_pattern: behind the first "/" the layers of every depth of multi-token prediction.
   void depths_of_hybrid(const std::string& key) const {

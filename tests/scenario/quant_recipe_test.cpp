@@ -67,6 +67,13 @@ TEST_CASE("entries that name single layers are told from those that name modules
   CHECK_FALSE(scenario::tells_layers_apart(small("['*=bf16', '*layers.1.*=mxfp8']")));  // never reached
 }
 
+TEST_CASE("Megatron asserts the width of a Mamba layer's projection in FP8 whatever recipe its modules have") {
+  auto s = small("['*.linear_qkv=bf16']", true);
+  for (const char* setting : {"fp4=null", "fp8=hybrid", "fp8_recipe=tensorwise", "mamba_num_heads=8"})
+    scenario::set(s, setting);
+  CHECK_THROWS_WITH_AS(scenario::check(s), doctest::Contains("innermost"), UsageError);
+}
+
 TEST_CASE("what is no entry is refused where it stands") {
   for (const char* wrong : {"['*.linear_qkv']", "['=bf16']", "['*=int8']", "['*=delayed']", "['*=']"}) {
     CAPTURE(wrong);
