@@ -320,7 +320,7 @@ void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
   if (d.precision.quantized() && !d.precision.per_tensor() && d.sp && !d.tp_overlap)
     note(
         "gathers of FP8 scaled by blocks are coalesced: c10d holds what is gathered in 100 ms (the NCCL watchdog's "
-        "sleep); a stage whose host runs far ahead of its GPU holds up to as much again");
+        "sleep) and what the host has launched ahead of its GPU");
   if (d.precision.scaled_by_block())
     note(std::string(d.precision.recipe == Recipe::mxfp8 ? "MXFP8" : "NVFP4") +
          " follows the code of Transformer Engine; no measured run has it");

@@ -34,12 +34,12 @@ cluster: {profile: h100-sxm, num_gpus: 2, gpus_per_node: 2}
   return s;
 }
 
-std::int64_t held(const scenario::Scenario& s) {
+std::int64_t held(const scenario::Scenario& s, std::size_t rank = 0) {
   static const auto profiles = predict::profiles_of(s);
   const auto with = predict::stages_of(s, profiles), without = model::build(s, profiles.device());
   std::int64_t bytes = 0;
-  for (const auto& tensor : with.ranks.at(0).since_first_step) bytes += tensor.bytes.value;
-  for (const auto& tensor : without.ranks.at(0).since_first_step) bytes -= tensor.bytes.value;
+  for (const auto& tensor : with.ranks.at(rank).since_first_step) bytes += tensor.bytes.value;
+  for (const auto& tensor : without.ranks.at(rank).since_first_step) bytes -= tensor.bytes.value;
   return bytes;
 }
 
@@ -52,10 +52,29 @@ double gathered(int layers, std::int64_t tokens) { return 6.0 * layers * static_
 TEST_CASE("a short step holds all that it gathered, a long one what a watchdog's sleep takes in") {
   CHECK(static_cast<double>(held(run(1, 1024, 1))) == doctest::Approx(gathered(1, 1024)).epsilon(0.02));
   CHECK(static_cast<double>(held(run(2, 1024, 2))) == doctest::Approx(2 * gathered(2, 1024)).epsilon(0.02));
-  const auto sixteen = held(run(16, 8192, 16));
-  CHECK(sixteen == held(run(16, 8192, 64)));
+  auto behind = run(16, 8192, 16), longer = run(16, 8192, 64);
+  behind.cluster.host_time_factor = longer.cluster.host_time_factor = 4;  // hardly ahead of its GPU
+  const auto sixteen = held(behind);
+  CHECK(sixteen == held(longer));
   CHECK(static_cast<double>(sixteen) < gathered(16, 8192));
+  // A host that reads every loss is ahead by a microbatch at most, to which comes what ended in the sleep before.
+  CHECK(static_cast<double>(held(run(16, 8192, 16))) < gathered(16, 8192) + static_cast<double>(sixteen));
   CHECK(sixteen > std::int64_t{1} << 30);
+}
+
+TEST_CASE("a host that is ahead of its GPU holds more: the faster it is, and most where nothing makes it wait") {
+  auto slow = run(16, 8192, 16), fast = slow;
+  slow.cluster.host_time_factor = 4;
+  fast.cluster.host_time_factor = 1;
+  CHECK(held(slow) < held(fast));
+
+  auto pipeline = run(16, 8192, 16);
+  for (const char* one : {"num_gpus=4", "gpus_per_node=4", "pp=2", "vpp=2", "overlap_p2p_comm=true"})
+    scenario::set(pipeline, one);
+  const auto reads_nothing = held(pipeline, 0), reads_every_loss = held(pipeline, 1);
+  CHECK(reads_nothing > reads_every_loss);
+  scenario::set(pipeline, "overlap_p2p_comm=false");  // transfers then synchronise the device
+  CHECK(held(pipeline, 0) < reads_nothing);
 }
 
 TEST_CASE("only data that comes with scales of its own is gathered by one coalesced call") {
