@@ -15,10 +15,6 @@
 
 namespace pipewright::memory {
 
-/// Launches that the host can be ahead of the GPU: the depth of a CUDA channel's queue. Recorded runs free the blocks
-/// of asynchronous transfers about as many launches late.
-constexpr std::int64_t launch_queue_depth = 1024;
-
 struct LiveBlock {
   std::int64_t bytes = 0;  ///< rounded
   std::uint32_t owner = 0;
@@ -34,12 +30,15 @@ struct LiveBlock {
 /// Live blocks, their sum and its peak.
 class Heap {
  public:
-  /// `asynchronous`: the host does not wait for transfers; `gradients_elsewhere`, `capture_reuses`: as in Stages.
-  Heap(std::size_t owners, bool asynchronous, bool gradients_elsewhere, bool capture_reuses, const Listener& listener)
+  /// `asynchronous`: the host does not wait for transfers; `gradients_elsewhere`, `capture_reuses`: as in Stages;
+  /// `launches_ahead`: as in Rank.
+  Heap(std::size_t owners, bool asynchronous, bool gradients_elsewhere, bool capture_reuses,
+       std::int64_t launches_ahead, const Listener& listener)
       : by_owner_(owners),
         asynchronous_(asynchronous),
         gradients_elsewhere_(gradients_elsewhere),
         capture_reuses_(capture_reuses),
+        launches_ahead_(launches_ahead),
         listener_(listener) {}
 
   /// With `rows` times the tensor's bytes.
@@ -64,7 +63,7 @@ class Heap {
     }
     auto& block = blocks_[id];
     // A whole iteration's capture is one stream: nothing but transfers leaves it (recorded on one GPU).
-    const bool used_elsewhere = tensor.gradient && gradients_elsewhere_ && !capturing_;
+    const bool used_elsewhere = (tensor.exchanged || (tensor.gradient && gradients_elsewhere_)) && !capturing_;
     const auto home = capturing_ && !keeps(tensor.home) ? model::Tensor::Home::graph_pool : tensor.home;
     const bool view = home == model::Tensor::Home::view;
     block = LiveBlock{
@@ -130,10 +129,10 @@ class Heap {
   void record_stream(std::uint32_t id) {
     if (id != none) blocks_[id].transferred = true;
   }
-  /// Kernels are launched: the GPU has come as far as `launch_queue_depth` launches ago.
+  /// Kernels are launched: the GPU has come as far as `launches_ahead` launches ago.
   void launch(int count) {
     launches_ += count;
-    while (!retired_.empty() && retired_.front().first + launch_queue_depth <= launches_) release_oldest();
+    while (!retired_.empty() && retired_.front().first + launches_ahead_ <= launches_) release_oldest();
   }
   void after_synchronous_call() {
     if (!asynchronous_) synchronize();
@@ -268,6 +267,7 @@ class Heap {
   bool capturing_ = false, captured_ = false, silent_ = false;
   std::uint32_t told_from_ = 0;  ///< number of the first block, to the listener
   const bool asynchronous_, gradients_elsewhere_, capture_reuses_;
+  const std::int64_t launches_ahead_;
   const Listener& listener_;
 };
 

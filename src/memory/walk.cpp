@@ -75,7 +75,7 @@ Walker::Walker(const Stages& stages, const schedule::Program& program, const off
       config_(program.config),
       interleaved_(program.config.chunks.has_value()),
       heap_(stages.owners.size() + own_names.size(), asynchronous, stages.gradients_elsewhere, stages.capture_reuses,
-            listener),
+            rank_.launches_ahead, listener),
       offload_(plan, stages, heap_),
       modules_(rank_.chunks.size(), Variable(heap_)),
       flights_(rank_.chunks.size() * static_cast<std::size_t>(config_.microbatches)) {

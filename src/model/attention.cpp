@@ -123,7 +123,8 @@ void GroupedQueryAttention::run_core(bool grad) {
     w_.launch("attention.v copy", {"copy.strided", {d_.tokens, d_.kv}});
   }
   o_ = core_.forward(grad);
-  if (!grad || core_.keeps_copies() || (d_.unfused_attention && d_.groups < d_.heads)) w_.release(v_);
+  if (!grad || core_.keeps_copies() || core_.joins_keys() || (d_.unfused_attention && d_.groups < d_.heads))
+    w_.release(v_);
 }
 
 void GroupedQueryAttention::queries_and_keys(bool grad) {
@@ -268,7 +269,7 @@ std::uint32_t GroupedQueryAttention::attend_and_project(bool needed) {
   offload_.begin(Offload::core_attn, keeps);
   run_core(keeps);
   if (keeps) {
-    offload_.saves(Offload::core_attn, {q_, k_, v_});
+    offload_.saves(Offload::core_attn, {q_, core_.joins_keys() ? no_tensor : k_, v_});
     offload_.saves(Offload::core_attn, core_.saved());
     core_.holds(offload_.saves_held(Offload::core_attn, core_.saved_twice()));
     reloaded_o_ = offload_.saves_held(Offload::core_attn, o_);
@@ -300,6 +301,7 @@ std::uint32_t GroupedQueryAttention::forward(bool needed) {
   const bool repeated = d_.unfused_attention && d_.groups < d_.heads;  // only the repeated keys are read again
   if (repeated && !d_.recomputes(Recompute::core_attn)) w_.release(k_);
   if (core_.keeps_copies() && !d_.recomputes(Recompute::core_attn)) w_.release(q_, k_);
+  if (core_.joins_keys() && !d_.recomputes(Recompute::core_attn)) w_.release(k_);
   if (!grad) w_.release(q_, k_);
   if (!needed || (begins_in_proj_ && d_.output_gate)) w_.release(o_);
   // Delayed scaling: the projection keeps an FP8 copy alone, a checkpoint keeps no output.

@@ -81,6 +81,18 @@ std::uint32_t PieceBuilder::allocate_float(std::string_view owner, Int bytes) {
   return id;
 }
 
+std::uint32_t PieceBuilder::allocate_exchanged(std::string_view owner, Int bytes) {
+  const auto id = allocate(owner, bytes);
+  piece_.tensors[id].exchanged = true;
+  return id;
+}
+
+std::uint32_t PieceBuilder::allocate_on(Stream stream, std::string_view owner, Int bytes) {
+  const auto id = allocate(owner, bytes);
+  piece_.tensors[id].stream = stream;
+  return id;
+}
+
 std::uint32_t PieceBuilder::allocate_gradient(Int bytes) {
   const auto id = allocate("weight gradients", bytes);
   piece_.tensors[id].gradient = true;

@@ -60,7 +60,9 @@ class PieceBuilder {
   std::uint32_t tensor(std::string_view owner, Int bytes, Tensor::Home home);  ///< not yet allocated
   std::uint32_t allocate(std::string_view owner, Int bytes);                   ///< a new tensor
   std::uint32_t allocate_float(std::string_view owner, Int bytes);             ///< its elements have 4 bytes
-  std::uint32_t allocate_gradient(Int bytes);                                  ///< of a weight, for its hook to add
+  std::uint32_t allocate_exchanged(std::string_view owner, Int bytes);         ///< Tensor::exchanged
+  std::uint32_t allocate_on(Stream stream, std::string_view owner, Int bytes);
+  std::uint32_t allocate_gradient(Int bytes);  ///< of a weight, for its hook to add
   /// A small parameter's gradient in bf16, made and added to its main gradient by a hook.
   void small_gradient(const std::string& name, Int elements);
   void free(std::uint32_t tensor);  ///< nothing for no_tensor

@@ -255,7 +255,73 @@ void CoreAttention::order_scales() {
   for (int i = 0; i < 3; ++i) w_.launch("attention.scales in order", {"small", {}});
 }
 
+bool CoreAttention::joins_keys() const {
+  return d_.context.ring > 1 && !exchanges_heads() && !quantizes_ && !d_.mla && !d_.sinks && !d_.flash2 &&
+         !d_.caps_scores && !d_.unfused_attention && d_.packed.empty();
+}
+
+// TE pytorch/attention/dot_product_attention/context_parallel.py (d0067d0da), AttnFuncWithCPAndKVP2P: keys and values
+// in one tensor go round; c10d's stream holds each that was sent or received until the GPU has come there. Allocations
+// as recorded on the first of two ranks, half of whose queries see the keys of others; every other step and what
+// corrects it live on a second stream.
+std::uint32_t CoreAttention::ring_forward() {
+  const Int ring = d_.context.ring, own = 2 * d_.tokens * (d_.kv + d_.v_width());
+  const Int out = 2 * d_.tokens * d_.o_width(), sums = 4 * d_.tokens * d_.heads;
+  const char* const owner = "attention.ring";
+  std::vector<std::uint32_t> sent, steps;
+  ring_keys_ = w_.allocate_exchanged(owner, own);
+  for (Int step = 0; step < ring; ++step) {
+    if (step + 1 < ring) sent.push_back(std::exchange(ring_keys_, w_.allocate_exchanged(owner, own)));
+    const Int part = step == 0 ? 1 : 2;
+    const auto stream = step % 2 == 0 ? Stream::compute : Stream::communication;
+    for (const Int bytes : {out / part, sums / part}) steps.push_back(w_.allocate_on(stream, owner, bytes));
+  }
+  rng_ = w_.allocate("attention.rng_state", 16);
+  fused_kernel("attention.core forward", "forward.bf16");
+  statistics_ = w_.allocate_float("attention.softmax_lse", sums);
+  const auto corrected = w_.allocate("attention.core_output", out);
+  const auto factors = w_.allocate_on(Stream::communication, owner, sums);
+  for (Int step = 1; step < ring; ++step) {
+    const auto half = w_.allocate_on(Stream::communication, owner, out / 2),
+               whole = w_.allocate_on(Stream::communication, owner, out);
+    w_.free({half, whole});
+  }
+  for (const auto tensor : steps) w_.free(tensor);
+  for (const auto tensor : sent) w_.free(tensor);
+  w_.free(factors);
+  return corrected;
+}
+
+CoreAttention::Gradients CoreAttention::ring_backward() {
+  const Int ring = d_.context.ring, own = 2 * d_.tokens * (d_.kv + d_.v_width()), sums = 4 * d_.tokens * d_.heads;
+  const char* const owner = "attention.ring";
+  const auto half_sums = w_.allocate_float(owner, sums / 2);
+  Gradients g{};
+  g.q = w_.allocate("attention.q_gradient", 2 * d_.tokens * d_.q);
+  // Each holds keys and values beside their gradients.
+  g.k = w_.allocate_exchanged("attention.k_gradient", 2 * own);
+  const auto other = w_.allocate_exchanged(owner, 2 * own);
+  g.v = w_.tensor("attention.v_gradient", 2 * d_.tokens * d_.v_width(), Tensor::Home::view);
+  w_.allocate(g.v);
+  for (Int step = 0; step < ring; ++step) {
+    const Int part = step + 1 < ring ? 2 : 1, q = 2 * d_.tokens * d_.q / part;
+    const auto dq = w_.allocate(owner, q), dk = w_.allocate(owner, 2 * d_.tokens * d_.kv),
+               dv = w_.allocate(owner, 2 * d_.tokens * d_.v_width());
+    w_.transient("workspace", 2 * q + (repeats() ? 2 * 2 * d_.tokens * d_.q : 0) + sums / part + 256);
+    w_.free({dq, dk, dv});
+  }
+  fused_kernel("attention.core backward", "backward.bf16");
+  w_.free({half_sums, other});
+  w_.release(ring_keys_, statistics_, rng_);
+  return g;
+}
+
 std::uint32_t CoreAttention::fused_forward(bool grad) {
+  if (joins_keys()) {
+    const auto out = ring_forward();
+    if (!grad) w_.release(ring_keys_, rng_, statistics_);
+    return out;
+  }
   if (quantizes_) quantize_inputs();
   if (pads_values()) v_ = padded("attention.v", "attention.v_padded");
   const auto out = w_.allocate("attention.core_output", 2 * d_.tokens * (pads_values() ? d_.q : d_.o_width()));
@@ -294,6 +360,7 @@ void CoreAttention::release_copies() {
 }
 
 CoreAttention::Gradients CoreAttention::fused_backward() {
+  if (joins_keys()) return ring_backward();
   Gradients g{};
   Operand gradient{};
   if (quantizes_) {

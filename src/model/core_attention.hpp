@@ -29,7 +29,7 @@ class CoreAttention {
   /// exists.
   Gradients backward(std::initializer_list<std::uint32_t> until_values);
   std::vector<std::uint32_t> saved() const {
-    return {statistics_, later_statistics_, sinks_, keys_, values_, softmax_, probabilities_, mask_};
+    return {ring_keys_, statistics_, later_statistics_, sinks_, keys_, values_, softmax_, probabilities_, mask_};
   }
   /// Unfused: the probabilities that the softmax and the product with the values save as objects of their own, so that
   /// offload brings back two. `reloaded`: the second, from then on this class's.
@@ -38,6 +38,9 @@ class CoreAttention {
 
   /// It keeps copies of q, k and v; the caller's own serve only a checkpoint.
   bool keeps_copies() const { return quantizes_ || exchanges_heads(); }
+
+  /// It keeps keys and values in one tensor, the caller's own serve only a checkpoint.
+  bool joins_keys() const;  ///< a ring of context parallelism
 
   /// Packed latent attention widens values to the queries' heads and trims the output (multi_latent_attention.py,
   /// _prepare_mla_core_attention_value); it then keeps the wide ones, not the caller's.
@@ -68,6 +71,8 @@ class CoreAttention {
   std::uint32_t padded(const std::string& name, const char* owner);
   void causal_kernel(const std::string& name, const std::string& pass);
   void fused_kernel(const std::string& name, const std::string& pass);
+  std::uint32_t ring_forward();
+  Gradients ring_backward();
   void ring_corrects();
   void ring_adds(Int step);
   std::uint32_t softmax();
@@ -85,6 +90,7 @@ class CoreAttention {
   LinearWriter linear_;
   std::vector<Operand> quantized_;                                                 ///< q, k and v
   std::uint32_t q_ = no_tensor, k_ = no_tensor, v_ = no_tensor, out_ = no_tensor;  ///< a2a: whole sequences; v: padded
+  std::uint32_t ring_keys_ = no_tensor;                                            ///< and values: the last that came
   std::uint32_t statistics_ = no_tensor, rng_ = no_tensor, sinks_ = no_tensor;     ///< fused
   std::uint32_t later_statistics_ = no_tensor, later_rng_ = no_tensor;             ///< all_gather: of the second chunk
   std::uint32_t keys_ = no_tensor, values_ = no_tensor, softmax_ = no_tensor, probabilities_ = no_tensor,

@@ -11,10 +11,8 @@ namespace pipewright::predict {
 namespace {
 
 constexpr double watchdog_us = 100e3;
-// What a stream takes before the next call blocks: about a thousand launches (forums.developer.nvidia.com/t/68937),
-// events and waits for them among them (t/220629).
-constexpr std::size_t queued = 1000;
-constexpr int events_of_collective = 4;  // recorded before and after it, waited for by either stream (c10d)
+constexpr int events_of_collective = 4;  // recorded before and after it, waited for by either stream (c10d); they queue
+                                         // as launches do (forums.developer.nvidia.com/t/220629)
 constexpr int most_microbatches = 8;     // by then a host is as far ahead as it gets
 
 /// How a rank's host goes with its GPU.
@@ -40,22 +38,37 @@ class Ahead {
       launch(piece.kernels[step.index], prices[step.index]);
     }
   }
-  double most() const { return most_; }
+  double most_held() const { return most_held_; }
+  std::int64_t most_launched() const { return most_launched_; }
 
  private:
+  static constexpr std::size_t depth = model::launch_queue_depth;
+  struct Entry {
+    double end_us;
+    bool launch;
+  };
   struct Gather {
     double end_us, bytes;
   };
+
+  void queue(int entries, bool launch) {
+    ends_.insert(ends_.end(), static_cast<std::size_t>(entries), {gpu_us_, launch});
+    if (launch) launched_ += entries;
+  }
 
   void launch(const model::Kernel& kernel, const timeline::Price& price) {
     if (kernel.graphed) return;
     if (pacing_ != Pacing::queue) host_us_ += price.host_us;
     if (kernel.stream == model::Stream::compute) {
-      if (ends_.size() >= queued) host_us_ = std::max(host_us_, ends_[ends_.size() - queued]);
+      if (ends_.size() >= depth) host_us_ = std::max(host_us_, ends_[ends_.size() - depth].end_us);
       gpu_us_ = std::max(gpu_us_, host_us_) + static_cast<double>(price.time.ns) / 1e3;
-      const int entries = kernel.launches + (kernel.link.empty() ? 0 : events_of_collective);
-      ends_.insert(ends_.end(), static_cast<std::size_t>(entries), gpu_us_);
-      while (!ends_.empty() && ends_.front() <= host_us_) ends_.pop_front();
+      queue(kernel.launches, true);
+      if (!kernel.link.empty()) queue(events_of_collective, false);
+      while (!ends_.empty() && ends_.front().end_us <= host_us_) {
+        launched_ -= ends_.front().launch;
+        ends_.pop_front();
+      }
+      most_launched_ = std::max(most_launched_, launched_);
     }
     if (kernel.kept == 0) return;
     gathers_.push_back({std::max(gpu_us_, host_us_), static_cast<double>(kernel.kept)});
@@ -64,12 +77,13 @@ class Ahead {
       held_ -= gathers_.front().bytes;
       gathers_.pop_front();
     }
-    most_ = std::max(most_, held_);
+    most_held_ = std::max(most_held_, held_);
   }
 
   const Pacing pacing_;
-  double host_us_ = 0, gpu_us_ = 0, held_ = 0, most_ = 0;
-  std::deque<double> ends_;  ///< of the launches that the stream has not run yet
+  double host_us_ = 0, gpu_us_ = 0, held_ = 0, most_held_ = 0;
+  std::int64_t launched_ = 0, most_launched_ = 0;  ///< and not run yet
+  std::deque<Entry> ends_;                         ///< of what the stream has not run yet
   std::deque<Gather> gathers_;
 };
 
@@ -88,10 +102,11 @@ Pacing pacing(const scenario::Scenario& scenario, const model::Stages& stages, c
 
 model::Stages stages_of(const scenario::Scenario& scenario, const profile::Profiles& profiles) {
   auto stages = model::build(scenario, profiles.device());
-  const bool keeps = std::ranges::any_of(stages.pieces, [](const model::Piece& piece) {
-    return std::ranges::any_of(piece.kernels, [](const model::Kernel& kernel) { return kernel.kept > 0; });
+  const bool late = std::ranges::any_of(stages.pieces, [](const model::Piece& piece) {
+    return std::ranges::any_of(piece.kernels, [](const model::Kernel& kernel) { return kernel.kept > 0; }) ||
+           std::ranges::any_of(piece.tensors, [](const model::Tensor& tensor) { return tensor.exchanged; });
   });
-  if (!keeps) return stages;
+  if (!late) return stages;
   const auto prices = timeline::price(scenario, stages, profiles);
   const int microbatches = std::min(schedule::config_of(scenario).microbatches, most_microbatches);
   const auto owner = static_cast<std::uint32_t>(stages.owners.size());
@@ -110,7 +125,8 @@ model::Stages stages_of(const scenario::Scenario& scenario, const profile::Profi
           ahead.run(stages.pieces[index], prices.pieces[index], stages.pieces[index].backward);
       }
     }
-    const double held = ahead.most();
+    rank.launches_ahead = std::min(ahead.most_launched(), model::launch_queue_depth);
+    const double held = ahead.most_held();
     if (held > 0)
       rank.since_first_step.push_back(model::Tensor{owner, Bytes(static_cast<std::int64_t>(held)),
                                                     model::Stream::compute, model::Tensor::Home::allocator});

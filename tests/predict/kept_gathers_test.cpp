@@ -77,6 +77,24 @@ TEST_CASE("a host that is ahead of its GPU holds more: the faster it is, and mos
   CHECK(held(pipeline, 0) < reads_nothing);
 }
 
+TEST_CASE("what goes round a ring comes back as late as the host is ahead: cached meanwhile, not allocated") {
+  auto ring = run(8, 16384, 8);
+  for (const char* one : {"fp8=none", "fp8_recipe=delayed", "tensor_model_parallel_size=1", "sequence_parallel=false",
+                          "context_parallel_size=2", "max_position_embeddings=16384"})
+    scenario::set(ring, one);
+  const auto profiles = predict::profiles_of(ring);
+  const auto peaks = [&](double factor) {
+    ring.cluster.host_time_factor = factor;
+    return predict::predict(ring, profiles).ranks.at(0);
+  };
+  const auto ahead = peaks(1), behind = peaks(8);
+  CHECK(ahead.walk.peak_allocated == behind.walk.peak_allocated);
+  // Of every layer the backward pass holds two buffers of keys, values and their gradients (8192 tokens of 2 x 1024).
+  const std::int64_t of_layer = 2 * 2 * 2 * 8192 * 2 * 1024;
+  CHECK(ahead.walk.peak_reserved.value - behind.walk.peak_reserved.value > of_layer);
+  CHECK(ahead.walk.peak_reserved.value - behind.walk.peak_reserved.value < 2 * 8 * of_layer);
+}
+
 TEST_CASE("only data that comes with scales of its own is gathered by one coalesced call") {
   for (const char* other :
        {"fp8_recipe=tensorwise", "fp8_recipe=delayed", "fp8=none", "sequence_parallel=false", "tp_comm_overlap=true"}) {

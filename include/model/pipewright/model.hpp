@@ -74,6 +74,7 @@ struct Tensor {
   std::uint8_t element_bytes = 2;
   std::uint32_t shape = 0;  ///< rows: tells cached tensors of one size apart
   bool gradient = false;    ///< a parameter's .grad until its hook has added it to the main gradient
+  bool exchanged = false;   ///< c10d's stream sends or receives it: free when the GPU has come to where it is dropped
   bool varies = false;      ///< with the rows that routing sends here, Piece::row_spread; bytes are those of the mean
 };
 
@@ -169,11 +170,16 @@ struct Chunk {
   std::int64_t parameters = 0;
 };
 
+/// Launches that a stream takes before the next one blocks (forums.developer.nvidia.com/t/68937); recorded runs free
+/// what another stream uses as many launches late.
+inline constexpr std::int64_t launch_queue_depth = 1024;
+
 struct Rank {
   std::vector<Chunk> chunks;
-  Piece construction;          ///< its `forward` builds model and optimizer; what it does not free stays alive
-  bool empties_cache = false;  ///< after it what is cached goes back to the device
-  std::vector<Tensor> until_first_step;  ///< alive then, dropped by the first forward pass
+  Piece construction;  ///< its `forward` builds model and optimizer; what it does not free stays alive
+  std::int64_t launches_ahead = launch_queue_depth;  ///< of its GPU its host is
+  bool empties_cache = false;                        ///< after it what is cached goes back to the device
+  std::vector<Tensor> until_first_step;              ///< alive then, dropped by the first forward pass
   /// Alive from the first step on: workspaces, FP8 weights; cached ones from where a piece makes them (dummy
   /// gradients).
   std::vector<Tensor> since_first_step;
