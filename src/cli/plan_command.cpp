@@ -99,7 +99,9 @@ void run(const PlanOptions& options, Outcome& outcome) {
       stop_check();
       return std::make_shared<predict::SpreadFloor>(s, profiles);
     };
-    search.split = [&](const scenario::Scenario& s) { return predict::split_of(s, profiles); };
+    search.split = [splits = std::make_shared<predict::Splits>(profiles)](const scenario::Scenario& s) {
+      return splits->of(s);
+    };
     search.lacking_of_state = [&](const scenario::Scenario& s) { return predict::lacking_of_state(s, profiles); };
     search.estimate = [&](const scenario::Scenario& candidate) {
       stop_check();

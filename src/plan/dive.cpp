@@ -131,7 +131,7 @@ void Searcher::open_nearest(const std::vector<std::size_t>& spreads, std::option
   for (const auto i : spreads) open_.erase({known_spreads_[i].cost, Node::Kind::spread, i});
   std::vector<std::optional<Opened>> opened(spreads.size());
   in_parallel(spreads.size(), [&](std::size_t n) {
-    if (!known_spreads_[spreads[n]].bounded) bound(spreads[n]);
+    if (!known_spreads_[spreads[n]].bounded()) bound(spreads[n]);
     if (const auto& known = known_spreads_[spreads[n]]; !known.impossible && known.cost < limit)
       opened[n] = open(spreads[n]);
   });
@@ -275,12 +275,15 @@ bool Searcher::try_all(const std::vector<std::size_t>& structures, bool offload,
   return fastest() < limit;
 }
 
-/// From the best so far upwards; then from elsewhere; where the way ends for now, the exact engine looks. As long as
-/// nothing fits, from what is guessed to be the fastest that does.
+/// From the best so far upwards; then from elsewhere; where the way ends, the exact engine looks. As long as nothing
+/// fits, from what is guessed to be the fastest that does. What is left of the way waits until bounds had their share.
 void Searcher::climb() {
   constexpr int most_steps = 8;
+  constexpr std::int64_t most_effort = 1000;
+  const auto begun = effort();
   for (int step = 0; step < most_steps && !interrupted_; ++step) {
     const auto best = fastest_of(any_structure);
+    if (best && effort() - begun > most_effort) return;
     if (!best) {
       const auto first = promising({}, never / 2);
       if (first.empty()) return;

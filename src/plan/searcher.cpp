@@ -113,18 +113,23 @@ std::vector<Searcher::Node> Searcher::next_nodes(double limit, const Only& only)
 
 /// Until nothing that is left can be faster than the fastest that may fit by more than a tie.
 void Searcher::look_closer() {
-  constexpr int between_dives = 12, between_climbs = 4;
-  int wait = between_climbs, next_climb = 1;
+  constexpr int between_dives = 12;
+  constexpr std::int64_t least_wait = 64;
+  std::int64_t wait = least_wait, next_climb = 0;  // in effort
   for (int round = 1; !interrupted_ && look(fastest() * (1 - tie_share)); ++round) {
     if (round % between_dives == between_dives / 4) dive();
-    if (round < next_climb) continue;
+    if (effort() < next_climb) continue;
     const double before = fastest();
+    const auto begun = effort();
     climb();
-    // Where climbs find nothing they become rare: bounds, which end the search, get the time; not before something
+    // Bounds, which end the search, get as much as climbs do, and more where these find nothing; not before something
     // fits.
     const double now = fastest();
-    wait = now == before && now < never / 2 ? 2 * wait : between_climbs;
-    next_climb = round + wait;
+    if (now >= never / 2)
+      wait = least_wait;
+    else
+      wait = now < before ? std::max(least_wait, effort() - begun) : 2 * wait;
+    next_climb = effort() + wait;
   }
 }
 
@@ -147,7 +152,7 @@ bool Searcher::look(double limit, const Only& only) {
   in_parallel(looks.size() + fresh.size(), [&](std::size_t n) {
     if (n >= looks.size())
       floor_of(fresh[n - looks.size()]);
-    else if (looks[n].kind == Node::Kind::spread && !known_spreads_[looks[n].structure].bounded)
+    else if (looks[n].kind == Node::Kind::spread && !known_spreads_[looks[n].structure].bounded())
       bound(looks[n].structure);
     else if (looks[n].kind == Node::Kind::spread)
       spreads[n] = open(looks[n].structure);

@@ -89,11 +89,13 @@ class Searcher {
   };
   /// How much is known of a spread; once it is open, its structures say more.
   struct KnownSpread {
+    /// Kernels of its parallelism at any pipeline size; its own, however they are split; as its splits run them; with
+    /// what makes them fit.
+    enum class By : std::uint8_t { any_size, kernels, splits, fit } by = By::any_size;
     double cost = 0;
     ByOverlap<double> by_overlap{};  ///< by kernels, where that is known
-    /// By its own kernels, not only by those of its parallelism at any pipeline size; and by what makes it fit.
-    bool of_kernels = false, bounded = false;
     bool open = false, impossible = false;
+    bool bounded() const { return by == By::fit; }
     Bytes lacking;
   };
   /// How much is known of a structure.
@@ -205,6 +207,8 @@ class Searcher {
   void skip_ahead(const std::vector<std::size_t>& structures);
   void move_ahead(const std::vector<std::size_t>& structures);
   bool try_all(const std::vector<std::size_t>& structures, bool offload, double limit);
+  /// Looks so far; an estimate takes as long as several others.
+  std::int64_t effort() const { return progress_.done + 8 * estimated_; }
   void climb();
 
   void in_parallel(std::size_t count, const std::function<void(std::size_t)>& function);

@@ -128,11 +128,13 @@ ByOverlap<std::optional<predict::Prediction>> Searcher::floors_of_any_split(std:
 
 void Searcher::bound(std::size_t spread) {
   KnownSpread& known = known_spreads_[spread];
-  const bool first = !std::exchange(known.of_kernels, true) && options_.spread_floor;
-  known.bounded = !first;
+  using By = KnownSpread::By;
+  known.by = !options_.spread_floor ? By::fit : By{static_cast<std::uint8_t>(static_cast<int>(known.by) + 1)};
   if (options_.spread_floor) {
-    const auto found = first ? spread_bounds_.of_kernels(spreads_[spread], mark_, known.by_overlap)
-                             : spread_bounds_(spreads_[spread], mark_, known.by_overlap);
+    const Spread& of = spreads_[spread];
+    const auto found = known.by == By::kernels  ? spread_bounds_.of_kernels(of, mark_, known.by_overlap)
+                       : known.by == By::splits ? spread_bounds_.of_splits(of, mark_, known.by_overlap)
+                                                : spread_bounds_(of, mark_, known.by_overlap);
     if (!found.known) return;
     ++bounded_;
     known.lacking = found.lacking;
@@ -241,7 +243,7 @@ std::optional<double> Searcher::least_of_structures() {
     const auto i = node.structure;
     if (node.kind == Node::Kind::spread) {
       KnownSpread& spread = known_spreads_[i];
-      if (spread.bounded) {
+      if (spread.bounded()) {
         add(i, open(i));
         continue;
       }

@@ -168,6 +168,7 @@ std::shared_ptr<const SpreadBounds::Kernels> SpreadBounds::make(const Scenario& 
   made->floor = options_.spread_floor(Space::without_work(example));
   const auto as_it_is = made->floor->least();
   made->bare = cost(as_it_is, objective_);
+  made->ns_per_cost = static_cast<double>(as_it_is.step_ns) / made->bare;
   for (const auto& rank : as_it_is.ranks)
     made->of_state = std::max(made->of_state, rank.walk.peak_reserved + rank.outside_allocator +
                                                   as_it_is.memory_margin - as_it_is.memory_limit);
@@ -200,133 +201,176 @@ SpreadBound SpreadBounds::with_copies(const predict::SpreadFloor& floor, const p
   return {std::max(time, cost(*copies, objective_)), Bytes(0), true};
 }
 
-std::vector<SpreadBound> SpreadBounds::bound(const Spread& spread, const Kernels& kernels,
-                                             const std::vector<predict::Split>& splits, double enough) {
-  if (kernels.of_state > Bytes(0))
-    return std::vector<SpreadBound>(splits.size(), {kernels.bare, kernels.of_state, true});
+double SpreadBounds::time(const Kernels& kernels, const predict::Split& split, const Layers* layers,
+                          const std::vector<double>& part, double enough) const {
+  const auto least = kernels.floor->least(split, layers, part, enough * kernels.ns_per_cost);
+  return std::max(kernels.bare, cost(least, objective_));
+}
+
+void SpreadBounds::follow_order(const Kernels& kernels, OfSplit& one, double enough) const {
+  one.bare = std::max(one.bare, time(kernels, *one.split, nullptr, {}, enough));
+  one.ordered = true;
+}
+
+double SpreadBounds::mean(const Kernels& kernels, const Choice& choice, const Layers& layers) const {
+  {
+    const std::scoped_lock lock(kernels.mutex);
+    if (const auto at = kernels.means.find(&choice); at != kernels.means.end()) return at->second;
+  }
+  const double mean = cost(kernels.floor->least(layers), objective_);
+  const std::scoped_lock lock(kernels.mutex);
+  return kernels.means.emplace(&choice, mean).first->second;
+}
+
+SpreadBound SpreadBounds::bound(const Spread& spread, const Kernels& kernels, std::vector<OfSplit> splits,
+                                double enough) {
+  if (kernels.of_state > Bytes(0)) return {kernels.bare, kernels.of_state, true};
   const auto& floor = *kernels.floor;
-  struct Known {
-    double bare = 0, least = 0;  ///< without recompute; of what may fit
-    bool may_fit = false;
-    Bytes lacking{INT64_MAX};
-  };
-  std::vector<Known> known;
-  for (const auto& split : splits)
-    known.push_back({std::max(kernels.bare, cost(floor.least(split), objective_)), enough});
-  // May a choice that takes so long still be better for a split?
-  const auto open = [](Known& one, double time) {
-    const bool better = std::max(one.bare, time) < one.least;
-    one.may_fit = one.may_fit || !better;
+  double least = enough;  // of what may fit
+  bool may_fit = false;
+  Bytes lacking(INT64_MAX);
+  // May a choice that takes so long still be the least?
+  const auto open = [&](const OfSplit& one, double time) {
+    const bool better = std::max(one.bare, time) < least;
+    may_fit = may_fit || !better;
     return better;
   };
-  const auto with = [&](std::size_t n, double time, const Replay& all, const auto& moved) {
-    Known& one = known[n];
-    if (!open(one, time)) return;
-    const auto found = with_copies(floor, splits[n], std::max(time, one.bare), all, moved);
-    one.lacking = std::min(one.lacking, found.lacking);
-    if (found.lacking > Bytes(0)) return;
-    one.may_fit = true;
-    one.least = std::min(one.least, found.cost);
-  };
-  const auto time_of = [&](const predict::Split& split, const Layers& layers, const std::vector<double>& part = {}) {
-    return cost(floor.least(split, &layers, part), objective_);
-  };
-  const bool any_open = std::ranges::count_if(known, [&](Known& one) { return open(one, kernels.bare); }) > 0;
+  enum class Fit : std::uint8_t { unknown, no, moved, yes };
+  const bool any_open = std::ranges::count_if(splits, [&](const OfSplit& one) { return open(one, kernels.bare); }) > 0;
   static const Choices no_choices;
   const Choices& choices = any_open ? this->choices(spread, kernels) : no_choices;
-  std::vector<double> least_of_choice;
+  // Memory is the cheaper question.
+  const auto take = [&](OfSplit& one, double time, Fit fit, const Replay& all, const auto& moved, const Layers& layers,
+                        const std::vector<double>& part) {
+    if (fit == Fit::no || !open(one, time)) return;
+    if (fit != Fit::yes) {
+      const auto found = with_copies(floor, *one.split, time, all, moved);
+      lacking = std::min(lacking, found.lacking);
+      if (found.lacking > Bytes(0)) return;
+      time = found.cost;
+    }
+    may_fit = true;
+    if (!one.ordered && std::max(one.bare, time) < least) follow_order(kernels, one, least);
+    if (&layers != choices.bare.get() && std::max(one.bare, time) < least)
+      time = std::max(time, this->time(kernels, *one.split, &layers, part, least));
+    least = std::min(least, std::max(one.bare, time));
+  };
+  struct Seen {
+    double least = 0;          ///< however it is split
+    std::vector<bool> enough;  ///< by split: it fits as it is, and what does more takes longer
+  };
+  std::vector<Seen> seen;
   for (const Choice& choice : choices.all) {
-    double before = kernels.bare;
-    for (const auto i : choice.within) before = std::max(before, least_of_choice[i]);
-    least_of_choice.push_back(before);
-    bool any = false;
-    for (Known& one : known) any = open(one, before) || any;
-    if (!any) continue;
+    Seen& now = seen.emplace_back(Seen{kernels.bare, std::vector<bool>(splits.size(), false)});
+    for (const auto i : choice.within) {
+      now.least = std::max(now.least, seen[i].least);
+      for (std::size_t n = 0; n < splits.size(); ++n) now.enough[n] = now.enough[n] || seen[i].enough[n];
+    }
+    const double before = now.least;
+    std::vector<std::size_t> asked;  // of these splits
+    for (std::size_t n = 0; n < splits.size(); ++n)
+      if (!now.enough[n] && open(splits[n], before)) asked.push_back(n);
+    if (asked.empty()) continue;
     // Most sets of modules do not fit, which is told before they are priced.
     const bool modules = choice.kind == Choice::Kind::modules;
-    std::optional<bool> fits;
-    const auto may_fit = [&](const Layers& of) {
-      if (fits) return *fits;  // asked when they were built
-      bool some = false;
-      for (std::size_t n = 0; n < splits.size(); ++n) {
-        if (!open(known[n], before)) continue;
-        const auto lacking = [&](const Layers* layers) { return floor.lacking(splits[n], Replay{layers}); };
-        const auto least = lacking(&of) <= Bytes(0) ? Bytes(0) : lacking(kept(choices, choice));
-        known[n].lacking = std::min(known[n].lacking, least);
-        some = some || least <= Bytes(0);
+    std::vector<Fit> fits(splits.size(), Fit::unknown);
+    std::optional<bool> some;
+    const auto may_any_fit = [&](const Layers& of) {
+      if (some) return *some;  // asked when they were built
+      some = false;
+      for (const auto n : asked) {
+        const auto lacks = [&](const Layers* layers) { return floor.lacking(*splits[n].split, Replay{layers}); };
+        fits[n] = Fit::yes;
+        if (lacks(&of) > Bytes(0)) {
+          const auto still = lacks(kept(choices, choice));
+          lacking = std::min(lacking, still);
+          fits[n] = still > Bytes(0) ? Fit::no : Fit::moved;
+        }
+        some = *some || fits[n] != Fit::no;
       }
-      return *(fits = some);
+      return *some;
     };
-    const Layers* layers = modules ? built(choices, choice, may_fit) : timed(choices, choice);
+    const Layers* layers = modules ? built(choices, choice, may_any_fit) : timed(choices, choice);
     if (modules && layers != nullptr) {
-      if (!may_fit(*layers)) continue;
+      if (!may_any_fit(*layers)) continue;
       layers = timed(choices, choice);
     }
     if (layers == nullptr) {  // nothing is known of it: it costs nothing and fits
-      for (Known& one : known) one.least = std::min(one.least, one.bare), one.may_fit = true;
+      may_fit = true;
+      for (const auto n : asked) {
+        if (!splits[n].ordered) follow_order(kernels, splits[n], least);
+        least = std::min(least, splits[n].bare);
+      }
       continue;
     }
     const bool bare = layers == choices.bare.get();
-    const double mean = bare ? kernels.bare : std::max(before, cost(floor.least(*layers), objective_));
-    least_of_choice.back() = mean;
+    const double mean = bare ? kernels.bare : std::max(before, this->mean(kernels, choice, *layers));
+    now.least = mean;
     const bool by_block = choice.kind == Choice::Kind::block || choice.kind == Choice::Kind::any_block;
-    for (std::size_t n = 0; n < splits.size(); ++n) {
+    for (const auto n : asked) {
       if (!by_block) {
-        if (!open(known[n], mean)) continue;
         const bool groups = choice.kind == Choice::Kind::groups;
-        with(n, bare ? mean : std::max(mean, time_of(splits[n], *layers)),
-             groups ? Replay{choices.bare.get(), layers, 0, true} : Replay{layers}, [&] {
-               const Layers* moved = kept(choices, choice);
-               return groups ? Replay{choices.bare_kept.get(), moved, 0, true} : Replay{moved};
-             });
+        const auto moved = [&] {
+          const Layers* least_kept = kept(choices, choice);
+          return groups ? Replay{choices.bare_kept.get(), least_kept, 0, true} : Replay{least_kept};
+        };
+        const Replay all = groups ? Replay{choices.bare.get(), layers, 0, true} : Replay{layers};
+        take(splits[n], mean, fits[n], all, moved, *layers, {});
+        now.enough[n] = fits[n] == Fit::yes;
         continue;
       }
-      const bool some = choice.kind == Choice::Kind::any_block;
-      const int first = some ? 1 : choice.block, last = some ? longest_chunk(splits[n]) : choice.block;
+      const bool any = choice.kind == Choice::Kind::any_block;
+      const int first = any ? 1 : choice.block, last = any ? longest_chunk(*splits[n].split) : choice.block;
       for (int block = first; block <= last; ++block) {
-        const auto part = first_of_chunks(splits[n], layers->kept.size(), block);
+        const auto part = first_of_chunks(*splits[n].split, layers->kept.size(), block);
         const double mean_of_part = std::max(kernels.bare, cost(floor.least(*layers, part), objective_));
-        if (!open(known[n], mean_of_part)) break;  // more of it costs no less
-        with(n, std::max(mean_of_part, time_of(splits[n], *layers, part)),
-             Replay{choices.bare.get(), layers, block, false}, [&] {
-               return Replay{choices.bare_kept.get(), kept(choices, choice), block, false};
-             });
+        if (!open(splits[n], mean_of_part)) break;  // more of it costs no less
+        const auto moved = [&] { return Replay{choices.bare_kept.get(), kept(choices, choice), block, false}; };
+        take(splits[n], mean_of_part, Fit::unknown, Replay{choices.bare.get(), layers, block, false}, moved, *layers,
+             part);
       }
     }
   }
-  std::vector<SpreadBound> bounds;
-  for (const Known& one : known)
-    if (one.may_fit)
-      bounds.push_back({std::max(one.bare, one.least), Bytes(0), true});
-    else
-      bounds.push_back({one.bare, std::max(one.lacking, Bytes(1)), true});
-  return bounds;
+  double bare = splits.empty() ? kernels.bare : std::numeric_limits<double>::max();
+  for (const OfSplit& one : splits) bare = std::min(bare, one.bare);
+  if (may_fit) return {std::max(bare, least), Bytes(0), true};
+  return {bare, std::max(lacking, Bytes(1)), true};
 }
 
-std::vector<predict::Split> SpreadBounds::splits(const Spread& spread, Overlap overlap) const {
-  std::vector<predict::Split> found;
-  for (const Scenario& structure : space_.splits(spread, overlap)) {
-    try {
-      found.push_back(options_.split(Space::without_work(structure)));
-    } catch (const UsageError&) {
-      // nor has it candidates
+const std::vector<SpreadBounds::OfSplit>& SpreadBounds::splits(const Spread& spread, const Kernels& kernels,
+                                                               double enough) const {
+  std::call_once(kernels.split, [&] {
+    auto& found = kernels.splits;
+    for (const Scenario& structure : space_.splits(spread, overlap_of(kernels.example))) {
+      try {
+        OfSplit one{std::make_shared<predict::Split>(options_.split(Space::without_work(structure)))};
+        one.bare = time(kernels, *one.split, nullptr, {}, 0);
+        found.push_back(std::move(one));
+      } catch (const UsageError&) {
+        // nor has it candidates
+      }
     }
-  }
-  return found;
+    std::ranges::stable_sort(found, {}, &OfSplit::bare);
+    double least = enough;
+    for (OfSplit& one : found) {
+      if (one.bare >= least) break;
+      follow_order(kernels, one, least);
+      least = std::min(least, one.bare);
+    }
+  });
+  return kernels.splits;
 }
 
-SpreadBound SpreadBounds::bound(const Spread& spread, const Kernels& known, Overlap overlap, double enough) {
+SpreadBound SpreadBounds::bound(const Spread& spread, const Kernels& known, double enough) {
   if (known.of_state > Bytes(0)) return {known.bare, known.of_state, true};
   if (known.bare >= enough) return {known.bare, Bytes(0), true};
-  SpreadBound all{known.bare, Bytes(1), true};
-  bool any = false;
   try {
-    for (const auto& one : bound(spread, known, splits(spread, overlap), enough))
-      all = std::exchange(any, true) ? either(all, one) : one;
+    const auto& all = splits(spread, known, enough);
+    if (all.empty()) return {known.bare, Bytes(1), true};
+    return bound(spread, known, all, enough);
   } catch (const UsageError&) {
     return {known.bare, Bytes(0), true};  // its candidates say why
   }
-  return all;
 }
 
 Bytes SpreadBounds::of_state(const Spread& spread) const {
@@ -346,7 +390,20 @@ Bytes SpreadBounds::of_state(const Spread& spread) const {
   return least.value_or(Bytes(0));
 }
 
-SpreadBound SpreadBounds::of_kernels(const Spread& spread, double enough, ByOverlap<double>& least) {
+SpreadBound SpreadBounds::by_kernels(const Spread&, const Kernels& kernels, double) const {
+  return {kernels.bare, std::max(Bytes(0), kernels.of_state), true};
+}
+
+SpreadBound SpreadBounds::by_splits(const Spread& spread, const Kernels& kernels, double enough) const {
+  auto found = by_kernels(spread, kernels, enough);
+  if (found.lacking > Bytes(0) || found.cost >= enough) return found;
+  const auto& all = splits(spread, kernels, enough);
+  if (!all.empty()) found.cost = std::ranges::min(all, {}, &OfSplit::bare).bare;
+  return found;
+}
+
+SpreadBound SpreadBounds::without_recompute(const Spread& spread, double enough, ByOverlap<double>& least,
+                                            ByKernels look) {
   SpreadBound all;
   for (const Overlap overlap : all_overlaps) {
     double& cost_of = least[static_cast<std::size_t>(overlap)];
@@ -354,27 +411,29 @@ SpreadBound SpreadBounds::of_kernels(const Spread& spread, double enough, ByOver
     if (cost_of < enough) {
       const auto known = kernels(spread, overlap);
       if (!known) continue;
-      one = {std::max(cost_of, known->bare), std::max(Bytes(0), known->of_state), true};
-      if (one.lacking <= Bytes(0) && one.cost < enough) {
-        std::optional<double> of_splits;
-        for (const auto& split : splits(spread, overlap)) {
-          const double time = cost(known->floor->least(split), objective_);
-          of_splits = std::min(of_splits.value_or(time), time);
-        }
-        one.cost = std::max(one.cost, of_splits.value_or(0));
-      }
-      cost_of = one.cost;
+      one = (this->*look)(spread, *known, enough);
+      one.cost = cost_of = std::max(cost_of, one.cost);
     }
     all = all.known ? either(all, one) : one;
   }
   return all;
 }
 
+SpreadBound SpreadBounds::of_kernels(const Spread& spread, double enough, ByOverlap<double>& least) {
+  return without_recompute(spread, enough, least, &SpreadBounds::by_kernels);
+}
+
+SpreadBound SpreadBounds::of_splits(const Spread& spread, double enough, ByOverlap<double>& least) {
+  return without_recompute(spread, enough, least, &SpreadBounds::by_splits);
+}
+
 SpreadBound SpreadBounds::of_structure(const Spread& spread, const Structure& structure, double enough) {
   const auto known = kernels(spread, overlap_of(structure.partial));
   if (!known) return {};
   try {
-    return bound(spread, *known, {options_.split(Space::without_work(structure.partial))}, enough).front();
+    OfSplit one{std::make_shared<predict::Split>(options_.split(Space::without_work(structure.partial)))};
+    follow_order(*known, one, std::numeric_limits<double>::max());
+    return bound(spread, *known, {std::move(one)}, enough);
   } catch (const UsageError&) {
     return {};  // its candidates say why
   }
@@ -553,7 +612,7 @@ SpreadBound SpreadBounds::operator()(const Spread& spread, double enough, const 
     if (one.cost < enough) {
       const auto known = kernels(spread, overlap);
       if (!known) continue;
-      one = bound(spread, *known, overlap, may_fit ? std::min(enough, all.cost) : enough);
+      one = bound(spread, *known, may_fit ? std::min(enough, all.cost) : enough);
     }
     all = all.known ? either(all, one) : one;
   }

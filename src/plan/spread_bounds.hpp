@@ -73,9 +73,10 @@ class SpreadBounds {
 
   /// What any of its structures lacks for its state alone, at least; none or less: nothing is known. The cheapest look.
   Bytes of_state(const Spread& spread) const;
-  /// Of its kernels and splits alone, whether it fits or not: for a tenth of the price.
+  /// Of its kernels alone, however they are split; or by its splits, whether they fit or not: for a part of the price.
   /// `enough`: a cost that excludes it; no more is looked for. `least`: known with each overlap before, and after.
   SpreadBound of_kernels(const Spread& spread, double enough, ByOverlap<double>& least);
+  SpreadBound of_splits(const Spread& spread, double enough, ByOverlap<double>& least);
   SpreadBound operator()(const Spread& spread, double enough, const ByOverlap<double>& least = {});
   /// The same of one of its structures.
   SpreadBound of_structure(const Spread& spread, const Structure& structure, double enough);
@@ -113,13 +114,22 @@ class SpreadBounds {
     std::shared_ptr<const predict::Layers> bare, bare_kept;
     std::deque<Choice> all;
   };
+  /// A split, and what its kernels cost at least; `ordered`: also in the order of the schedule.
+  struct OfSplit {
+    std::shared_ptr<const predict::Split> split;
+    double bare = 0;
+    bool ordered = false;
+  };
   /// What is the same for all structures of a spread with one expert overlap.
   struct Kernels {
     Scenario example;
     std::shared_ptr<const predict::SpreadFloor> floor;
-    mutable std::once_flag chosen;
+    mutable std::once_flag chosen, split;
     mutable std::shared_ptr<const Choices> choices;
-    double bare = 0;
+    mutable std::vector<OfSplit> splits;
+    mutable std::mutex mutex;
+    mutable std::map<const Choice*, double> means;  ///< with a choice in all layers, however they are split
+    double bare = 0, ns_per_cost = 1;
     Bytes of_state{INT64_MIN};  ///< what a rank lacks for good
   };
   const Choices& choices(const Spread& spread, const Kernels& kernels);
@@ -138,11 +148,19 @@ class SpreadBounds {
   std::shared_ptr<const predict::Layers> offloaded(const Spread& spread, const Scenario& candidate);
   std::shared_ptr<const Kernels> make(const Scenario& example) const;
   std::shared_ptr<const Kernels> kernels(const Spread& spread, Overlap overlap);
-  /// Of each split, where it is less than `enough`.
-  std::vector<SpreadBound> bound(const Spread& spread, const Kernels& kernels,
-                                 const std::vector<predict::Split>& splits, double enough);
-  SpreadBound bound(const Spread& spread, const Kernels& kernels, Overlap overlap, double enough);
-  std::vector<predict::Split> splits(const Spread& spread, Overlap overlap) const;
+  using ByKernels = SpreadBound (SpreadBounds::*)(const Spread&, const Kernels&, double) const;
+  SpreadBound without_recompute(const Spread& spread, double enough, ByOverlap<double>& least, ByKernels look);
+  SpreadBound by_kernels(const Spread& spread, const Kernels& kernels, double enough) const;
+  SpreadBound by_splits(const Spread& spread, const Kernels& kernels, double enough) const;
+  double mean(const Kernels& kernels, const Choice& choice, const predict::Layers& layers) const;
+  /// The least of these splits, where it is less than `enough`.
+  SpreadBound bound(const Spread& spread, const Kernels& kernels, std::vector<OfSplit> splits, double enough);
+  SpreadBound bound(const Spread& spread, const Kernels& kernels, double enough);
+  /// By what they cost at least. The order of the schedule is followed until one is the least, and below `enough`.
+  const std::vector<OfSplit>& splits(const Spread& spread, const Kernels& kernels, double enough) const;
+  void follow_order(const Kernels& kernels, OfSplit& one, double enough) const;
+  double time(const Kernels& kernels, const predict::Split& split, const predict::Layers* layers,
+              const std::vector<double>& part, double enough) const;
 
   /// `time`: of the kernels; that, or what the copies without which `all` does not fit take. `moved`: it with all moved
   /// that may be, made where it is asked for.

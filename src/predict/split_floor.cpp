@@ -1,6 +1,7 @@
 #include "pipewright/split_floor.hpp"
 
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <limits>
 #include <map>
@@ -149,20 +150,37 @@ Bytes lacking_of_state(const scenario::Scenario& example, const profile::Profile
   return Bytes(all.value / ranks) + least_outside + limits.memory_margin - limits.memory_limit;
 }
 
-Split split_of(const scenario::Scenario& structure, const profile::Profiles& profiles) {
+std::shared_ptr<const Split::Schedule> Splits::schedule_of(const schedule::Config& c) {
+  const std::array<int, 5> key = {c.stages, c.chunks.value_or(0), c.microbatches, schedule::group_size(c),
+                                  c.ep_overlap};
+  {
+    const std::scoped_lock lock(mutex_);
+    if (const auto at = known_.find(key); at != known_.end()) return at->second;
+  }
+  auto made = std::make_shared<Split::Schedule>();
+  made->order = schedule::order(c);
+  for (int r = 0; r < c.stages; ++r) {
+    made->calls.push_back(c.ep_overlap ? schedule::calls(c, r) : std::vector<schedule::Calls>());
+    made->moments.push_back(memory::moments(c, r));
+  }
+  constexpr std::size_t most = 512;  // some 100 kB each
+  const std::scoped_lock lock(mutex_);
+  if (known_.size() >= most) known_.clear();
+  return known_.emplace(key, std::move(made)).first->second;
+}
+
+Split Splits::of(const scenario::Scenario& structure) {
   scenario::check(structure);  // layers that do not divide
   const auto config = schedule::config_of(structure);
-  const Outside outside(structure, profiles);
+  const Outside outside(structure, profiles_);
   Prediction limits;
-  set_limits(limits, structure, profiles);
+  set_limits(limits, structure, profiles_);
   Split split;
   split.ranks.resize(static_cast<std::size_t>(config.stages));
-  split.order = schedule::order(config);
+  split.schedule = schedule_of(config);
   for (int r = 0; r < config.stages; ++r) {
     auto& rank = split.ranks[static_cast<std::size_t>(r)];
     rank.available = limits.memory_limit - limits.memory_margin - outside.of(r);
-    if (config.ep_overlap) rank.calls = schedule::calls(config, r);
-    rank.moments = memory::moments(config, r);
     for (int c = 0; c < config.chunks.value_or(1); ++c) {
       const auto stage = scenario::stage(structure, r, c);
       auto& chunk = rank.chunks.emplace_back();
@@ -195,8 +213,10 @@ Prediction SpreadFloor::least(const Layers* other, const std::vector<double>& pa
   return quick_look(example_, profiles_, floor_.any(other->works.get(), part));
 }
 
-Prediction SpreadFloor::least(const Split& split, const Layers* layers, const std::vector<double>& part) const {
-  return quick_look(example_, profiles_, floor_.of(split, layers == nullptr ? nullptr : layers->works.get(), part));
+Prediction SpreadFloor::least(const Split& split, const Layers* layers, const std::vector<double>& part,
+                              double enough) const {
+  return quick_look(example_, profiles_,
+                    floor_.of(split, layers == nullptr ? nullptr : layers->works.get(), part, enough));
 }
 
 namespace {
@@ -270,8 +290,9 @@ class CombinedCalls {
 
 }  // namespace
 
-std::vector<std::int64_t> SpreadFloor::lacking(const Split::Rank& rank, const Replay& replay,
+std::vector<std::int64_t> SpreadFloor::lacking(const Split& split, std::size_t number, const Replay& replay,
                                                const Replay* unless) const {
+  const auto& rank = split.ranks[number];
   std::int64_t held = 0;
   std::vector<std::int64_t> kept;  // by chunk
   for (const auto& chunk : rank.chunks) {
@@ -292,7 +313,7 @@ std::vector<std::int64_t> SpreadFloor::lacking(const Split::Rank& rank, const Re
   };
   CombinedCalls calls(rank, replay, unless == nullptr ? replay : *unless);
   std::vector<std::int64_t> lacking;
-  for (const auto& moment : rank.moments) {
+  for (const auto& moment : split.schedule->moments[number]) {
     const bool first = lacking.empty();
     std::int64_t beside = added(replay, first);
     if (unless == nullptr) {
@@ -310,7 +331,8 @@ std::vector<std::int64_t> SpreadFloor::lacking(const Split::Rank& rank, const Re
 
 Bytes SpreadFloor::lacking(const Split& split, const Replay& replay) const {
   auto most = std::numeric_limits<std::int64_t>::min();
-  for (const auto& rank : split.ranks) most = std::max(most, std::ranges::max(lacking(rank, replay)));
+  for (std::size_t r = 0; r < split.ranks.size(); ++r)
+    most = std::max(most, std::ranges::max(lacking(split, r, replay)));
   return Bytes(most);
 }
 
@@ -346,11 +368,12 @@ std::optional<double> SpreadFloor::moving(const Split::Rank& rank, const std::ve
 
 std::optional<Prediction> SpreadFloor::moving(const Split& split, const Replay& kept, const Replay& moved) const {
   double most = 0;
-  for (const auto& rank : split.ranks) {
-    const auto lacks = lacking(rank, kept, &moved);
+  for (std::size_t r = 0; r < split.ranks.size(); ++r) {
+    const auto& rank = split.ranks[r];
+    const auto lacks = lacking(split, r, kept, &moved);
     for (std::size_t moment = 0; moment < lacks.size(); ++moment) {
       if (lacks[moment] <= 0) continue;
-      const auto leaves = moving(rank, rank.moments[moment].in_flight, lacks[moment], kept, moved);
+      const auto leaves = moving(rank, split.schedule->moments[r][moment].in_flight, lacks[moment], kept, moved);
       if (!leaves) return std::nullopt;
       most = std::max(most, *leaves);
     }

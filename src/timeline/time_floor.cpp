@@ -123,8 +123,10 @@ class Floor : FloorPieces {
   }
 
   /// Of one split: as find(), but what is gathered, reduced and finalised counts nothing, and beside the schedule's
-  /// order kernels slow on the rank alone that has most to do.
-  Estimate find_for_split(const LayerSplit& split, const LayerWorks* other, const std::vector<double>& part) const {
+  /// order kernels slow on the rank alone that has most to do. The order is followed where the step may take less than
+  /// `enough` without it.
+  Estimate find_for_split(const LayerSplit& split, const LayerWorks* other, const std::vector<double>& part,
+                          double enough) const {
     struct {
       PassWork all;
       double least = -1, beside = 0;
@@ -132,7 +134,8 @@ class Floor : FloorPieces {
     } most;
     double schedule = 0, forward_chain = 0, backward_chain = 0;
     std::vector<RankPasses> passes;
-    for (const auto& rank : split.ranks) {
+    for (std::size_t r = 0; r < split.ranks.size(); ++r) {
+      const auto& rank = split.ranks[r];
       PassWork all;
       BothWork first;
       RankPasses& of_rank = passes.emplace_back();
@@ -158,15 +161,16 @@ class Floor : FloorPieces {
       all.host += host_.calls(config_.microbatches * static_cast<double>(rank.chunks.size()));
       const double beside = forward_chain + backward_chain;
       schedule = std::max({schedule, all.host + backward_chain, all.communication + beside});
-      const Calls& calls = of_rank.calls = combined_calls(rank, other);
+      const Calls& calls = of_rank.calls = combined_calls(split, r, other);
       const double least = std::max(all.on_stream(slower(0)), calls(slower(0))) + beside;
       if (least > most.least) most = {all, least, beside, calls};
       forward_chain += first.forward.chain;
       backward_chain += first.backward.chain;
     }
     schedule = std::max(schedule, slowed(most.all, most.beside, all_optimizers_, most.calls));
-    schedule = std::max(schedule, in_order(split.order, passes, schedule));
-    return {static_cast<std::int64_t>(schedule), static_cast<std::int64_t>(joined_ ? mean_optimizer_ : 0), 0};
+    const double after = joined_ ? mean_optimizer_ : 0;
+    if (schedule + after < enough) schedule = std::max(schedule, in_order(split.schedule->order, passes, schedule));
+    return {static_cast<std::int64_t>(schedule), static_cast<std::int64_t>(after), 0};
   }
 
  private:
@@ -374,11 +378,11 @@ class Floor : FloorPieces {
     }
     return {chunks, schedule::calls(config_, rank), config_, !of_pull_request()};
   }
-  Calls combined_calls(const LayerSplit::Rank& rank, const LayerWorks* other) const {
+  Calls combined_calls(const LayerSplit& split, std::size_t rank, const LayerWorks* other) const {
     if (!config_.ep_overlap) return {};
     const LayerWorks& works = other == nullptr ? own_ : *other;
     std::vector<Calls::Chunk> chunks;
-    for (const auto& chunk : rank.chunks) {
+    for (const auto& chunk : split.ranks[rank].chunks) {
       auto& at = chunks.emplace_back();
       for (int layer = chunk.first; layer < chunk.first + chunk.layers; ++layer)
         at.layers.push_back(&works.nodes[works.kind[static_cast<std::size_t>(layer)]]);
@@ -389,7 +393,7 @@ class Floor : FloorPieces {
       for (std::size_t n = 0; n < last.pieces.size(); ++n)
         if (last.layers[n] < 0 && (&last != &first || n > 0)) add(at, last.pieces[n]);
     }
-    return {chunks, rank.calls, config_, !of_pull_request()};
+    return {chunks, split.schedule->calls[rank], config_, !of_pull_request()};
   }
 
   /// Of a pair of layers of experts, with ever more of them in one call: as many take no longer than in several.
@@ -527,8 +531,9 @@ Estimate SplitFloor::any(const LayerWorks* other, const std::vector<double>& par
   return sums_->floor.find_for_any_split(false, other, part);
 }
 
-Estimate SplitFloor::of(const LayerSplit& split, const LayerWorks* other, const std::vector<double>& part) const {
-  return sums_->floor.find_for_split(split, other, part);
+Estimate SplitFloor::of(const LayerSplit& split, const LayerWorks* other, const std::vector<double>& part,
+                        double enough) const {
+  return sums_->floor.find_for_split(split, other, part, enough);
 }
 
 std::shared_ptr<const LayerWorks> layer_works(const scenario::Scenario& scenario, const model::Stages& stages,

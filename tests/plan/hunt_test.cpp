@@ -59,7 +59,9 @@ plan::Options real() {
   };
   o.layers = [](const scenario::Scenario& s) { return predict::LayersDraft(s, profiles()); };
   o.spread_floor = [](const scenario::Scenario& s) { return std::make_shared<predict::SpreadFloor>(s, profiles()); };
-  o.split = [](const scenario::Scenario& s) { return predict::split_of(s, profiles()); };
+  o.split = [splits = std::make_shared<predict::Splits>(profiles())](const scenario::Scenario& s) {
+    return splits->of(s);
+  };
   o.lacking_of_state = [](const scenario::Scenario& s) { return predict::lacking_of_state(s, profiles()); };
   o.estimate = [](const scenario::Scenario& s) { return predict::estimate(s, profiles()); };
   o.glance = [](const scenario::Scenario& s) { return predict::glance(s, profiles()); };

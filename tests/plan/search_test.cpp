@@ -306,6 +306,27 @@ TEST_CASE("the fewest GPUs are the fewest of all numbers of copies that Megatron
     }
 }
 
+TEST_CASE("where nothing fits and nothing was given: the fewest times as many GPUs on which something would") {
+  const auto s = searching("dense", "recompute allocator", "global_batch_size=4096; micro_batch_size=1");
+  const auto gpus = s.cluster.num_gpus;
+  for (const std::int64_t times : {2, 3, 4, 16, 17}) {
+    auto o = options();
+    o.has_baseline = false;
+    o.predict = [&](const scenario::Scenario& one) {
+      auto p = machine(one);
+      p.fits = one.cluster.num_gpus >= times * gpus;
+      return p;
+    };
+    const auto plan = plan::search(s, o);
+    std::int64_t least = 2;
+    while (least < times) least *= 2;
+    CAPTURE(times);
+    CHECK_FALSE(plan.best);
+    CHECK(says(plan, "would fit: " + std::to_string(least * gpus) + " GPUs") == (least <= 16));
+    CHECK(says(plan, "would fit") == (least <= 16));
+  }
+}
+
 TEST_CASE("TE graphs with expandable segments bring NCCL_GRAPH_REGISTER=0") {
   const auto plan =
       plan::search(searching("dense", "allocator", "cuda_graph_impl=transformer_engine; cuda_graph_modules=[mlp]"),

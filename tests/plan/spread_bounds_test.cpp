@@ -29,7 +29,9 @@ plan::Options bounding() {
   plan::Options o;
   o.layers = [](const scenario::Scenario& s) { return predict::LayersDraft(s, profiles()); };
   o.spread_floor = [](const scenario::Scenario& s) { return std::make_shared<predict::SpreadFloor>(s, profiles()); };
-  o.split = [](const scenario::Scenario& s) { return predict::split_of(s, profiles()); };
+  o.split = [splits = std::make_shared<predict::Splits>(profiles())](const scenario::Scenario& s) {
+    return splits->of(s);
+  };
   o.lacking_of_state = [](const scenario::Scenario& s) { return predict::lacking_of_state(s, profiles()); };
   return o;
 }
@@ -183,8 +185,9 @@ TEST_CASE("no candidate that fits undercuts its spread's bound, nor its structur
       // Of what is not below some cost, only that is told.
       const double enough = static_cast<double>(exact.step_ns) * (random() % 2 == 0 ? 0.95 : 1.05);
       plan::ByOverlap<double> by_overlap{};
-      const auto kernels = bounds.of_kernels(spread, enough, by_overlap);
-      for (const auto& least : {bound, bounds(spread, enough), bounds(spread, enough, by_overlap), kernels,
+      const auto kernels = bounds.of_kernels(spread, enough, by_overlap),
+                 splits = bounds.of_splits(spread, enough, by_overlap);
+      for (const auto& least : {bound, bounds(spread, enough), bounds(spread, enough, by_overlap), kernels, splits,
                                 bounds.of_structure(spread, structure, any),
                                 bounds.of_structure(spread, structure, enough), beside, choice, itself}) {
         CHECK(least.lacking <= Bytes(0));

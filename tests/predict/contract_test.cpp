@@ -135,7 +135,7 @@ TEST_CASE("any scenario: the estimate is within its bounds, a glance not above t
             CHECK(static_cast<double>(predict::floor_of_any_split(*other, profiles, any_size).step_ns) <= step);
           // Its kernels in the scenario's own split, without recompute and with the scenario's.
           const predict::SpreadFloor spread(*other, profiles);
-          const auto split = predict::split_of(s, profiles);
+          const auto split = predict::Splits(profiles).of(s);
           const double in_split = static_cast<double>(spread.least(split).step_ns);
           CHECK(in_split <= step);
           of.split = std::min(of.split, in_split / step);
@@ -200,7 +200,7 @@ TEST_CASE("expert overlap with many layers a chunk, fast and slow all-to-alls: t
       CHECK(floor.forward_backward <= exact.forward_backward);
       CHECK(floor.forward_backward + floor.optimizer <= step);
       const predict::SpreadFloor spread(*s, profiles);
-      CHECK(spread.least(predict::split_of(*s, profiles)).step_ns <= step);
+      CHECK(spread.least(predict::Splits(profiles).of(*s)).step_ns <= step);
       CHECK(spread.least().step_ns <= step);
       delayed += s->settings.delay_wgrad_compute, long_chunks += each > 4;
       dense += scenario::is_moe_layer(*s, 0) ? 0 : 1;

@@ -180,7 +180,7 @@ struct Options {
   std::function<bool(const scenario::Scenario&, const std::vector<Bytes>& state)> fits_by_floor;
   /// predict::floor_of_any_split: bounds of many structures at a time. Optional.
   std::function<predict::Prediction(const scenario::Scenario&, bool any_size)> floor_of_any_split;
-  /// predict::LayersDraft, SpreadFloor, split_of and lacking_of_state: the same, and what its recompute makes fit. All
+  /// predict::LayersDraft, SpreadFloor, Splits and lacking_of_state: the same, and what its recompute makes fit. All
   /// or none; optional.
   std::function<predict::LayersDraft(const scenario::Scenario&)> layers;
   std::function<std::shared_ptr<const predict::SpreadFloor>(const scenario::Scenario&)> spread_floor;

@@ -2,7 +2,11 @@
 // however they are split over ranks and chunks.
 #pragma once
 
+#include <array>
+#include <limits>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -46,7 +50,18 @@ Layers nothing_kept(const scenario::Scenario& scenario);
 Bytes lacking_of_state(const scenario::Scenario& example, const profile::Profiles& profiles);
 
 using Split = timeline::LayerSplit;
-Split split_of(const scenario::Scenario& structure, const profile::Profiles& profiles);
+/// Splits of many structures, whose schedules they share.
+class Splits {
+ public:
+  explicit Splits(const profile::Profiles& profiles) : profiles_(profiles) {}
+  Split of(const scenario::Scenario& structure);
+
+ private:
+  std::shared_ptr<const Split::Schedule> schedule_of(const schedule::Config& config);
+  const profile::Profiles& profiles_;
+  std::mutex mutex_;
+  std::map<std::array<int, 5>, std::shared_ptr<const Split::Schedule>> known_;
+};
 
 /// A choice of recompute as memory sees it: `layers` as they are, but of every chunk the first `block` as `replayed`
 /// has them, or with `groups` one checkpoint for the whole chunk.
@@ -71,7 +86,9 @@ class SpreadFloor {
   Prediction least(const Layers& all) const { return least(&all, {}); }
   Prediction least(const Layers& some, const std::vector<double>& part) const { return least(&some, part); }
   /// The same of one split, whose busiest rank may have more to do than the mean of all; `layers`: null for its own.
-  Prediction least(const Split& split, const Layers* layers = nullptr, const std::vector<double>& part = {}) const;
+  /// `enough`, ns: what takes as long by that rank is not followed through the order of the schedule.
+  Prediction least(const Split& split, const Layers* layers = nullptr, const std::vector<double>& part = {},
+                   double enough = std::numeric_limits<double>::max()) const;
   /// What a rank lacks at least; none or less: it may fit.
   Bytes lacking(const Split& split, const Replay& replay) const;
   /// Where a rank lacks memory with `kept` and activation offload may leave no more than `moved` of it: the copies
@@ -82,7 +99,7 @@ class SpreadFloor {
  private:
   Prediction least(const Layers* other, const std::vector<double>& part) const;
   /// At each of its moments; `unless`: no more than with whatever part of that moved.
-  std::vector<std::int64_t> lacking(const Split::Rank& rank, const Replay& replay,
+  std::vector<std::int64_t> lacking(const Split& split, std::size_t rank, const Replay& replay,
                                     const Replay* unless = nullptr) const;
   /// At one of them, where it lacks `left`: bytes of a microbatch that leave the device.
   std::optional<double> moving(const Split::Rank& rank, const std::vector<int>& in_flight, std::int64_t left,

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -376,12 +377,17 @@ struct LayerSplit {
   };
   struct Rank {
     std::vector<Chunk> chunks;
-    std::vector<schedule::Calls> calls;     ///< under expert-parallel overlap
-    std::vector<schedule::Moment> moments;  ///< at which its memory may peak
-    Bytes available;                        ///< of the device to the allocator
+    Bytes available;  ///< of the device to the allocator
+  };
+  /// The same for all splits over as many ranks and chunks of as many microbatches.
+  struct Schedule {
+    schedule::Order order;
+    // By rank.
+    std::vector<std::vector<schedule::Calls>> calls;     ///< under expert-parallel overlap
+    std::vector<std::vector<schedule::Moment>> moments;  ///< at which its memory may peak
   };
   std::vector<Rank> ranks;
-  schedule::Order order;
+  std::shared_ptr<const Schedule> schedule;
 };
 struct LayerWorks;
 /// Floors of many splits of the same layers over as many ranks. `other`: the same layers under another choice of
@@ -392,7 +398,9 @@ class SplitFloor {
   SplitFloor(const scenario::Scenario& scenario, const model::Stages& stages, const schedule::Config& config,
              const profile::Profiles& profiles, const Prices& prices);
   Estimate any(const LayerWorks* other = nullptr, const std::vector<double>& part = {}) const;
-  Estimate of(const LayerSplit& split, const LayerWorks* other = nullptr, const std::vector<double>& part = {}) const;
+  /// `enough`, ns: nothing is looked for beyond.
+  Estimate of(const LayerSplit& split, const LayerWorks* other = nullptr, const std::vector<double>& part = {},
+              double enough = std::numeric_limits<double>::max()) const;
 
  private:
   class Sums;
