@@ -111,8 +111,10 @@ double solve_first(std::array<std::array<double, max_features + 1>, max_features
 
 struct Neighbour {
   const Sample* sample;
-  Features z;
+  const Features* at;
   double distance2;
+
+  double z(std::size_t i) const { return (*at)[i]; }
 };
 
 double squared_distance(const Features& a, const Features& b) {
@@ -122,11 +124,11 @@ double squared_distance(const Features& a, const Features& b) {
 }
 
 /// The nearest below and the nearest above; one of them alone where x lies on it or at an end.
-std::vector<Neighbour> bracket(std::vector<Neighbour> all, double x) {
+std::vector<Neighbour> bracket(const std::vector<Neighbour>& all, double x) {
   const Neighbour *below = nullptr, *above = nullptr;
   for (const auto& n : all) {
-    if (n.z[0] <= x && (below == nullptr || n.z[0] > below->z[0])) below = &n;
-    if (n.z[0] >= x && (above == nullptr || n.z[0] < above->z[0])) above = &n;
+    if (n.z(0) <= x && (below == nullptr || n.z(0) > below->z(0))) below = &n;
+    if (n.z(0) >= x && (above == nullptr || n.z(0) < above->z(0))) above = &n;
   }
   std::vector<Neighbour> result;
   if (below != nullptr) result.push_back(*below);
@@ -138,7 +140,7 @@ double log_rate(const Family& family, const Sample& s) { return std::log(work(fa
 
 double fitted_log_rate(const Family& family, const std::vector<Neighbour>& near, const Features& z) {
   if (z.size == 1 && near.size() == 2) {
-    const double share = (z[0] - near[0].z[0]) / (near[1].z[0] - near[0].z[0]);
+    const double share = (z[0] - near[0].z(0)) / (near[1].z(0) - near[0].z(0));
     return (1 - share) * log_rate(family, *near[0].sample) + share * log_rate(family, *near[1].sample);
   }
   std::array<std::array<double, max_features + 1>, max_features + 1> a{};
@@ -149,7 +151,7 @@ double fitted_log_rate(const Family& family, const std::vector<Neighbour>& near,
     const double w = 1 / (near_one.distance2 + h * h), y = log_rate(family, *near_one.sample);
     total += w;
     std::array<double, max_features + 1> row{1};
-    for (std::size_t i = 0; i < z.size; ++i) row[i + 1] = near_one.z[i] - z[i];
+    for (std::size_t i = 0; i < z.size; ++i) row[i + 1] = near_one.z(i) - z[i];
     for (std::size_t i = 0; i < n; ++i) {
       b[i] += w * row[i] * y;
       for (std::size_t j = 0; j < n; ++j) a[i][j] += w * row[i] * row[j];
@@ -163,12 +165,12 @@ double fitted_log_rate(const Family& family, const std::vector<Neighbour>& near,
 /// fixed costs do not grow. As log of a rate.
 double log_rate_beyond(const Family& family, const std::vector<Neighbour>& all, double log_rows) {
   const auto largest =
-      std::max_element(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.z[0] < b.z[0]; });
+      std::max_element(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.z(0) < b.z(0); });
   const Neighbour* before = nullptr;
   for (const auto& n : all)
-    if (n.z[0] < largest->z[0] && (before == nullptr || n.z[0] > before->z[0])) before = &n;
+    if (n.z(0) < largest->z(0) && (before == nullptr || n.z(0) > before->z(0))) before = &n;
   if (before == nullptr) return log_rate(family, *largest->sample);
-  const double rows = std::exp2(log_rows), most = std::exp2(largest->z[0]), less = std::exp2(before->z[0]);
+  const double rows = std::exp2(log_rows), most = std::exp2(largest->z(0)), less = std::exp2(before->z(0));
   const double of_most = most / std::exp(log_rate(family, *largest->sample)),
                of_less = less / std::exp(log_rate(family, *before->sample));
   return std::log(rows / (of_most + (rows - most) * std::max(0.0, of_most - of_less) / (most - less)));
@@ -210,7 +212,7 @@ std::optional<Estimate> fitted(const Family& family, const Known& known, const s
   all.reserve(samples.size());
   for (std::size_t i = 0; i < samples.size(); ++i) {
     if (!counts(i)) continue;
-    all.push_back({&samples[i], known.at[i], 0});
+    all.push_back({&samples[i], &known.at[i], 0});
     shortest = std::min(shortest,
                         samples[i].ns * (family.each_expert ? as_double(dims[0]) / as_double(samples[i].dims[0]) : 1));
   }
@@ -222,20 +224,20 @@ std::optional<Estimate> fitted(const Family& family, const Known& known, const s
   for (std::size_t i = 0; i < z.size; ++i) {
     double low = std::numeric_limits<double>::infinity(), high = -low;
     for (const auto& n : all) {
-      low = std::min(low, n.z[i]);
-      high = std::max(high, n.z[i]);
+      low = std::min(low, n.z(i));
+      high = std::max(high, n.z(i));
     }
     z.at[i] = std::clamp(z[i], low, high);
     reached.at[i] = std::clamp(asked[i], z[i] - goes_on, z[i] + goes_on);
     outside += std::abs(z[i] - asked[i]);
   }
 
-  for (auto& n : all) n.distance2 = squared_distance(n.z, z);
+  for (auto& n : all) n.distance2 = squared_distance(*n.at, z);
   const bool beyond = family.each_expert && asked[0] > z[0];
   const double log_rate_there = beyond ? log_rate_beyond(family, all, asked[0]) : 0;
   std::vector<Neighbour> near;
   if (z.size == 1) {
-    near = bracket(std::move(all), z[0]);
+    near = bracket(all, z[0]);
   } else {
     const std::size_t count = std::min(all.size(), 3 * z.size + 2);
     std::partial_sort(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(count), all.end(),

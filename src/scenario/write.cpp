@@ -107,18 +107,4 @@ std::string get(const Scenario& scenario, const std::string& name) {
   throw UsageError({}, name, "no such setting", {}, nearest_name(name, names_of("settings")));
 }
 
-std::vector<std::pair<std::string, std::string>> stated(const Scenario& scenario, const std::string& section) {
-  const Scenario empty = defaults(scenario.software);
-  std::vector<std::pair<std::string, std::string>> all;
-  for (const Field& field : table()) {
-    if (section == field.section && (is_required(field) || !same(field, scenario, empty))) {
-      all.emplace_back(field.name, text(field, scenario));
-    }
-  }
-  for (const auto& [name, value] : section == "model" ? scenario.model.other : scenario.settings.other) {
-    if (section == "model" || section == "settings") all.emplace_back(name, value);
-  }
-  return all;
-}
-
 }  // namespace pipewright::scenario

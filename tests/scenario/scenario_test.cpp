@@ -422,8 +422,6 @@ TEST_CASE("the table describes itself") {
     if (f.name == "moe_load_imbalance") CHECK(f.versions.empty());
   }
   CHECK(found);
-  const auto named = stated(with(""), "settings");
-  CHECK(named.front() == std::pair<std::string, std::string>("pipeline_model_parallel_size", "4"));
   CHECK(get(with(""), "settings.bf16") == "true");
   CHECK(refusal([] { get(with(""), "bf15"); }).find("bf16") != std::string::npos);
 }

@@ -24,8 +24,6 @@ Versions versions_of(const std::string& field);
 std::string get(const Scenario& scenario, const std::string& name);  ///< a field's value as written in YAML
 /// Text as a YAML scalar, quoted where another reader would take it for something else than a string.
 std::string yaml_scalar(std::string_view text);
-/// Fields of `model` or `settings` that differ from their defaults, name and YAML value in the table's order.
-std::vector<std::pair<std::string, std::string>> stated(const Scenario& scenario, const std::string& section);
 /// Where `name` ("settings.bf16") was stated; the scenario's origin if it was not.
 Position position(const Scenario& scenario, const std::string& name);
 
