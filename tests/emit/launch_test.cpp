@@ -46,7 +46,9 @@ TEST_CASE("a program that trains something else is refused by its name and what 
   for (const char* program :
        {"pretrain_bert.py", "/opt/megatron/pretrain_t5.py", "pretrain_vlm.py", "examples/multimodal/train.py",
         "./examples/mimo/train.py", "pretrain_hybrid_flex.py", "train_rl.py", "pretrain_vision_dino.py",
-        "tools/run_text_generation_server.py", "examples/inference/advanced/gpt_static_inference.py"}) {
+        "tools/run_text_generation_server.py", "examples/inference/advanced/gpt_static_inference.py",
+        "tools/run_hybrid_text_generation_server.py", "text_generation_ptq.py", "hf2mcore_qwen2.py",
+        "pretrain_llava.py", "evaluate_megatron_llama.py"}) {
     CAPTURE(program);
     REQUIRE_FALSE(emit::other_work(program).empty());
     const std::string name = std::string(program).substr(std::string(program).rfind('/') + 1);
