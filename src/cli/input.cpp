@@ -177,8 +177,10 @@ Loaded Input::load() const {
   emit::Machine machine;
   machine.num_gpus = gpus_.value_or(0);
   if (!profiles_.empty()) machine.profile = profiles_.front();
-  if (const auto rack = profile::rack_of(machine.profile)) machine.gpus_per_node = rack->gpus_per_node;
+  const auto rack = profile::rack_of(machine.profile);
+  if (rack) machine.gpus_per_node = rack->gpus_per_node;
   if (gpus_per_node_) machine.gpus_per_node = *gpus_per_node_;
+  machine.node_is_said = rack || gpus_per_node_;
   machine.megatron_core = megatron_core_;
   for (const auto& name : ignore_) machine.ignore.push_back(name);
   if (arguments_ && !launch) throw UsageError(where, "--arguments", "are a launch script's, and none is given");

@@ -27,7 +27,8 @@ constexpr std::string_view gpt2_tokenizer = "GPT2BPETokenizer";
 
 class FlagImporter {
  public:
-  FlagImporter(const Machine& machine) : dropped_(machine.ignore), vocabulary_(machine.vocab_size) {
+  FlagImporter(const Machine& machine)
+      : dropped_(machine.ignore), node_is_said_(machine.node_is_said), vocabulary_(machine.vocab_size) {
     if (!machine.megatron_core.empty()) scenario::set(s_, "software.megatron_core=" + machine.megatron_core);
     s_.name = "megatron";
     s_.origin = from_flags;
@@ -77,7 +78,7 @@ class FlagImporter {
     if (!unknown.empty())
       result_.notes.push_back("known only where the script runs, taken as not set: " + unknown +
                               " (--env NAME=VALUE says one)");
-    if (s_.cluster.num_gpus > 0) return;
+    if (s_.cluster.num_gpus > 0) return take_node(launch);
     const bool unsaid = !(launch.gpus_of_node && launch.nodes) && !launch.gpus && !launch.unknown.empty();
     if (unsaid) {
       const auto& [text, line] = launch.unknown.begin()->second;
@@ -99,6 +100,13 @@ class FlagImporter {
     s_.cluster.gpus_per_node = std::min(s_.cluster.gpus_per_node, s_.cluster.num_gpus);
     result_.notes.push_back("GPUs as launched: " + std::to_string(s_.cluster.num_gpus) + ", " +
                             std::to_string(s_.cluster.gpus_per_node) + " a node");
+  }
+
+  /// How many GPUs are said beside the launcher, which still knows how many stand in a node.
+  void take_node(const Launch& launch) {
+    const auto of_node = launch.gpus_of_node.value_or(0);
+    if (!node_is_said_ && of_node > 1 && s_.cluster.num_gpus % of_node == 0 && !launch.unknown.contains(Count::of_node))
+      s_.cluster.gpus_per_node = of_node;
   }
 
   void read(const Launch& launch) {
@@ -554,7 +562,7 @@ class FlagImporter {
   Import result_;
   std::vector<Given> given_, said_;  ///< what sets fields; all of them
   std::vector<std::string> dropped_;
-  bool trains_hybrids_ = false;
+  bool trains_hybrids_ = false, node_is_said_;
   scenario::Int vocabulary_;
   std::string tokenizer_;
   std::set<std::string> silent_, unknown_, gone_;

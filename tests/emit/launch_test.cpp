@@ -286,6 +286,15 @@ TEST_CASE(
   CHECK(refusal(flags + " --log-batch-size-to-tensorboard --no-query-key-layer-scaling --data-impl mmap").empty());
 }
 
+TEST_CASE("GPUs that are said beside a launcher stand in its nodes, unless those are said too") {
+  const std::string run = "torchrun --nnodes 2 --nproc_per_node 4 pretrain_gpt.py " + flags + "\n";
+  emit::Machine said{16, 8, "h100-sxm", ""};
+  CHECK(emit::from_launch_file(run, "train.sh", said).scenario.cluster.gpus_per_node == 4);
+  CHECK(emit::from_megatron(run, said).scenario.cluster.gpus_per_node == 4);
+  said.node_is_said = true;
+  CHECK(emit::from_launch_file(run, "train.sh", said).scenario.cluster.gpus_per_node == 8);
+}
+
 TEST_CASE("a line that was not continued is told: bash would train without its flags") {
   const std::string run = "torchrun --nproc_per_node 8 pretrain_gpt.py " + flags;
   for (const std::string& script :

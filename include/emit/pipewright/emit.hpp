@@ -55,6 +55,7 @@ struct Machine {
   std::vector<std::string> ignore = {};  ///< flags that no version has, or not with this value, dropped as asked
   std::vector<std::string> stated = {};  ///< settings that are said beside the input (--set)
   scenario::Int vocab_size = 0;          ///< of the tokenizer, for flags that only name it; 0: not known
+  bool node_is_said = false;             ///< gpus_per_node is more than the default, which a launcher's number replaces
   /// $1, $2, ... of a launch script, quoted as for a shell; nullopt: nobody says.
   std::optional<std::string> arguments = {};
 };
