@@ -218,6 +218,7 @@ class FlagImporter {
       try {
         refuse_values(given, other->takes);
       } catch (const UsageError& error) {
+        if (error.allowed().empty()) throw;  // a slip, not another program's choice
         if (!odd_) odd_ = error;
         return false;
       }
