@@ -145,6 +145,7 @@ void Input::add_to(Command& command) {
                   "NAME=VALUE: any setting (also tp, pp, vpp, cp, ep, mbs, gbs), overrides the input; repeatable")
       .repeatable();
   command.add_option("--env", env_, "NAME=VALUE: any environment variable; repeatable").repeatable();
+  command.add_option("--arguments", arguments_, "\"WORDS\": those of a launch script ($1, $2, ..., $@), as one word");
   command
       .add_option("--ignore", ignore_, "NAME: go on without what is not modelled of it; no interval then; repeatable")
       .repeatable();
@@ -172,14 +173,18 @@ Loaded Input::load() const {
   }
 
   Loaded loaded;
+  std::set<std::string> dropped;  // of --ignore, done with
   emit::Machine machine;
   machine.num_gpus = gpus_.value_or(0);
   if (!profiles_.empty()) machine.profile = profiles_.front();
-  if (const auto rack = profile::rack_of(machine.profile)) machine.gpus_per_node = rack->gpus_per_node;
+  const auto rack = profile::rack_of(machine.profile);
+  if (rack) machine.gpus_per_node = rack->gpus_per_node;
   if (gpus_per_node_) machine.gpus_per_node = *gpus_per_node_;
+  machine.node_is_said = rack || gpus_per_node_;
   machine.megatron_core = megatron_core_;
-  for (const auto& name : ignore_)
-    if (scenario::effect_of(name) == nullptr) machine.ignore.push_back(name);
+  for (const auto& name : ignore_) machine.ignore.push_back(name);
+  if (arguments_ && !launch) throw UsageError(where, "--arguments", "are a launch script's, and none is given");
+  machine.arguments = arguments_;
   tell(machine, set_);
   if (scenario_file) {
     loaded.scenario = scenario::parse(content, path);
@@ -194,6 +199,7 @@ Loaded Input::load() const {
     loaded.notes = std::move(import.notes);
     loaded.findings = std::move(import.findings);
     loaded.gpus_guessed = import.gpus_guessed;
+    dropped = std::move(import.dropped);
     if (launch) loaded.script = content;
   }
   name_profiles(loaded.scenario, profiles_);
@@ -202,7 +208,8 @@ Loaded Input::load() const {
   for (const auto& text : env_) scenario::set_env(loaded.scenario, text);
   const bool from_flags = !megatron_.empty() || !bridge_.empty() || launch || configuration;  // machine.ignore's names
   for (const auto& name : ignore_)
-    if (!from_flags || scenario::effect_of(name) != nullptr) scenario::ignore(loaded.scenario, name, {"--ignore", 0});
+    if ((!from_flags || scenario::effect_of(name) != nullptr) && !dropped.contains(name))
+      scenario::ignore(loaded.scenario, name, {"--ignore", 0});
   if (!hf_.empty()) complete(loaded);
   name_gpu(loaded.scenario);
   return loaded;
@@ -211,6 +218,7 @@ Loaded Input::load() const {
 void Input::require_no_overrides() const {
   const std::pair<const char*, bool> given[] = {{"--set", !set_.empty()},
                                                 {"--env", !env_.empty()},
+                                                {"--arguments", arguments_.has_value()},
                                                 {"--ignore", !ignore_.empty()},
                                                 {"--megatron", !megatron_.empty()},
                                                 {"--bridge", !bridge_.empty()},

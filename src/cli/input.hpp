@@ -60,6 +60,7 @@ class Input {
 
   std::string megatron_, bridge_, hf_, megatron_core_;
   std::optional<int> gpus_, gpus_per_node_;
+  std::optional<std::string> arguments_;
   std::vector<std::string> profiles_, set_, env_, ignore_;
 };
 

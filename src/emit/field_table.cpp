@@ -128,6 +128,19 @@ const Carried* carried_of_flag(std::string_view name) {
 
 std::span<const Legend> legends() { return fictional; }
 
+bool is_gone(std::string_view flag) {
+  // megatron/arguments.py before core_r0.9.0: what is logged, how data is stored, which of two ways the only one since
+  // is.
+  constexpr std::array names = {"--log-batch-size-to-tensorboard",
+                                "--no-log-learnig-rate-to-tensorboard",
+                                "--log-learning-rate-to-tensorboard",
+                                "--no-query-key-layer-scaling",
+                                "--data-impl",
+                                "--DDP-impl",
+                                "--s3-cache-path"};
+  return std::ranges::find(names, flag) != names.end();
+}
+
 bool is_ours(std::string_view field) {
   constexpr std::array names = {"moe_load_imbalance",   "post_layernorm",     "apply_embedding_scaling",
                                 "attention_chunk_size", "qk_layernorm_whole", "sequence_lengths",

@@ -74,6 +74,8 @@ struct Legend {
   std::string_view name, instead;
 };
 std::span<const Legend> legends();
+/// A flag of releases before 0.16 that moved neither time nor memory, or said what is the only way since.
+bool is_gone(std::string_view flag);
 
 /// Fields of pipewright's own, which neither Megatron's flags nor Bridge's cfg.model have.
 bool is_ours(std::string_view field);

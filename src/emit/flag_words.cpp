@@ -6,6 +6,7 @@
 
 #include "emitted.hpp"
 #include "field_table.hpp"
+#include "shell_words.hpp"
 
 namespace pipewright::emit {
 
@@ -79,8 +80,10 @@ std::vector<Given> flags_in(const std::vector<ShellWord>& words, const std::stri
       refuse_one_dash(word, where);
       if (is_unset_variable(word) && given.empty())
         throw UsageError(where, word,
-                         "is not set: the flags that it stands for are given with --env " +
-                             word.substr(2, word.size() - 3) + "=\"--...\"");
+                         std::isdigit(static_cast<unsigned char>(word[2])) != 0
+                             ? "is not set: what follows the script's name is given with --arguments \"...\""
+                             : "is not set: the flags that it stands for are given with --env " +
+                                   word.substr(2, word.size() - 3) + "=\"--...\"");
       if (given.empty()) throw UsageError(where, word.substr(0, 60), "expected a flag (--name)");
       if (word.find_first_not_of(" \t") == std::string::npos && !word.empty())
         throw UsageError(where, given.back().name,
@@ -102,19 +105,39 @@ std::vector<Given> flags_in(const std::vector<ShellWord>& words, const std::stri
   return united(std::move(given));
 }
 
-void refuse_foreign(const std::vector<Given>& foreign) {
-  const Given& first = foreign.front();
-  const auto nearest = nearest_name(first.name, all_flag_names());
-  std::string text = nearest.empty() ? "unknown to every version of Megatron-LM known here" : "unknown flag";
-  std::string without = " --ignore " + first.name;
-  for (std::size_t n = 1; n < foreign.size(); ++n) {
-    const auto& name = foreign[n].name;
-    const auto near = nearest_name(name, all_flag_names());
-    text += (n == 1 ? "; so are " : ", ") + name + (near.empty() ? "" : " (did you mean " + near + "?)");
-    without += " --ignore " + name;
+std::string to_say(const std::vector<std::string>& unset) {
+  std::string settings;
+  bool arguments = false;
+  for (const auto& word : unset) {
+    const auto name = word.substr(2, word.size() - 3);
+    const bool argument = name.find_first_not_of("0123456789") == std::string::npos;
+    const bool variable = std::ranges::all_of(name, name_char);
+    if (!argument) settings += " --env " + (variable ? name : "NAME") + "=VALUE";
+    arguments = arguments || argument;
   }
-  text += (foreign.size() == 1 ? "; without it:" : "; without them:") + without;
-  throw UsageError(first.where, first.name, text, {}, nearest);
+  return (arguments ? " --arguments \"...\" (what follows the script's name)" : "") + settings;
+}
+
+void refuse_foreign(const std::vector<Given>& foreign, const std::optional<UsageError>& odd) {
+  const auto near_to = [](const std::string& name) { return nearest_name(name, all_flag_names()); };
+  std::string text, without;
+  for (std::size_t n = 0; n < foreign.size(); ++n) {
+    const auto& name = foreign[n].name;
+    without += " --ignore " + name;
+    const auto near = near_to(name);
+    if (n == 0 && !odd) {
+      text = near.empty() ? "unknown to every version of Megatron-LM known here" : "unknown flag";
+      continue;
+    }
+    text += (n > (odd ? 0 : 1) ? ", "
+             : odd             ? "; unknown flags: "
+                               : "; so are ") +
+            name + (near.empty() ? "" : " (did you mean " + near + "?)");
+  }
+  if (odd) without += " --ignore " + odd->key();
+  text += (foreign.size() + (odd ? 1 : 0) == 1 ? "; without it:" : "; without them:") + without;
+  if (odd) throw UsageError(odd->where(), odd->key(), odd->message() + text, odd->allowed(), odd->nearest());
+  throw UsageError(foreign.front().where, foreign.front().name, text, {}, near_to(foreign.front().name));
 }
 
 }  // namespace pipewright::emit

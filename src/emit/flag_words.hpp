@@ -1,6 +1,7 @@
 // Words of a command line cut into flags and their values, as argparse does.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,7 +16,10 @@ std::vector<Given> flags_in(const std::vector<ShellWord>& words, const std::stri
                             std::vector<std::string>& notes);
 /// Does the flag take any? True of one that nobody knows.
 bool takes_values(const std::string& name);
-/// All flags that no version has, at once: what is a slip, and what another program's.
-[[noreturn]] void refuse_foreign(const std::vector<Given>& foreign);
+/// The options that say what nobody does: " --env N=VALUE" of "${N}", " --arguments ..." of "${4}".
+std::string to_say(const std::vector<std::string>& unset);
+/// All flags that no version has, at once: what is a slip, and what another program's. `odd`: the first of those that
+/// one has, without the value.
+[[noreturn]] void refuse_foreign(const std::vector<Given>& foreign, const std::optional<UsageError>& odd);
 
 }  // namespace pipewright::emit

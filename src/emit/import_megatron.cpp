@@ -27,7 +27,8 @@ constexpr std::string_view gpt2_tokenizer = "GPT2BPETokenizer";
 
 class FlagImporter {
  public:
-  FlagImporter(const Machine& machine) : dropped_(machine.ignore), vocabulary_(machine.vocab_size) {
+  FlagImporter(const Machine& machine)
+      : dropped_(machine.ignore), node_is_said_(machine.node_is_said), vocabulary_(machine.vocab_size) {
     if (!machine.megatron_core.empty()) scenario::set(s_, "software.megatron_core=" + machine.megatron_core);
     s_.name = "megatron";
     s_.origin = from_flags;
@@ -77,7 +78,7 @@ class FlagImporter {
     if (!unknown.empty())
       result_.notes.push_back("known only where the script runs, taken as not set: " + unknown +
                               " (--env NAME=VALUE says one)");
-    if (s_.cluster.num_gpus > 0) return;
+    if (s_.cluster.num_gpus > 0) return take_node(launch);
     const bool unsaid = !(launch.gpus_of_node && launch.nodes) && !launch.gpus && !launch.unknown.empty();
     if (unsaid) {
       const auto& [text, line] = launch.unknown.begin()->second;
@@ -101,6 +102,13 @@ class FlagImporter {
                             std::to_string(s_.cluster.gpus_per_node) + " a node");
   }
 
+  /// How many GPUs are said beside the launcher, which still knows how many stand in a node.
+  void take_node(const Launch& launch) {
+    const auto of_node = launch.gpus_of_node.value_or(0);
+    if (!node_is_said_ && of_node > 1 && s_.cluster.num_gpus % of_node == 0 && !launch.unknown.contains(Count::of_node))
+      s_.cluster.gpus_per_node = of_node;
+  }
+
   void read(const Launch& launch) {
     given_ = flags_in(launch.words, launch.file, result_.notes);
     if (const Given* type = given("--tokenizer-type"); type != nullptr && type->values.size() == 1)
@@ -111,7 +119,7 @@ class FlagImporter {
     if (!launch.trains_gpt && !trains_hybrids_) judge_model();
     said_ = given_;
     std::erase_if(given_, [this](const Given& given) { return !accept(given); });
-    if (!foreign_.empty()) refuse_foreign(foreign_);
+    if (!foreign_.empty() || odd_) refuse_foreign(foreign_, odd_);
   }
 
   /// Without a program's name the flags say whether they are pretrain_gpt.py's.
@@ -193,6 +201,10 @@ class FlagImporter {
                   "remove it, or run a version that has it");
       return false;
     }
+    if (is_gone(given.name)) {
+      gone_.insert(given.name);
+      return false;
+    }
     for (const auto& legend : legends())
       if (given.name == legend.name) {
         add_finding("flag.unknown", given.name, given.name + " exists in no version of Megatron",
@@ -202,7 +214,25 @@ class FlagImporter {
     const bool dropped = std::ranges::any_of(dropped_, [&](const std::string& name) {
       return scenario::effect_name(name) == scenario::effect_name(given.name);
     });
-    if (other != nullptr && !dropped) refuse_values(given, other->takes);
+    if (other != nullptr && !dropped) {
+      try {
+        refuse_values(given, other->takes);
+      } catch (const UsageError& error) {
+        if (error.allowed().empty()) throw;  // a slip, not another program's choice
+        if (!odd_) odd_ = error;
+        return false;
+      }
+    } else if (other != nullptr) {
+      try {
+        refuse_values(given, other->takes);
+      } catch (const UsageError&) {  // only of what has no effect; the rest may be ignored further on
+        const auto* row = scenario::effect_of(given.name);
+        if (row == nullptr || scenario::may_act(given.name, list(given.values, " "))) throw;
+        result_.dropped.insert(given.name);
+        silent_.insert(given.name);
+        return false;
+      }
+    }
     if (carried_of_flag(given.name) != nullptr) {
       keep(given);
       return false;
@@ -257,13 +287,13 @@ class FlagImporter {
         std::ranges::for_each(given.values, add);
       }
     }
-    if (how_many_ && first == nullptr)
-      throw UsageError(how_many_->where, how_many_->name,
-                       "nobody says how many these are: give what it holds with --env NAME=VALUE, or --gpus N");
-    if (first == nullptr) return;
     if (how_many_) add(how_many_->name.substr(how_many_->name.find("${")));  // "--nnodes ${N}"
-    std::string settings;
-    for (const auto& word : unset) settings += " --env " + word.substr(2, word.size() - 3) + "=VALUE";
+    const bool alone = how_many_ && first == nullptr;
+    if (unset.empty() && !alone) return;
+    const std::string settings = to_say(unset);
+    if (alone)
+      throw UsageError(how_many_->where, how_many_->name,
+                       "nobody says how many these are: give what it holds with" + settings + ", or --gpus N");
     throw UsageError(
         first->where, first->name,
         list(unset, ", ") +
@@ -518,6 +548,7 @@ class FlagImporter {
     };
     name_all("without effect on time and memory: ", silent_);
     name_all("of no version of Megatron-LM known here, and dropped: ", unknown_);
+    name_all("of releases before Megatron Core 0.16 alone, and without effect on time and memory: ", gone_);
     if (was_given("--step-batch-size-schedule"))
       result_.notes.push_back("the last batch of --step-batch-size-schedule: " +
                               std::to_string(s_.settings.global_batch_size));
@@ -532,12 +563,13 @@ class FlagImporter {
   Import result_;
   std::vector<Given> given_, said_;  ///< what sets fields; all of them
   std::vector<std::string> dropped_;
-  bool trains_hybrids_ = false;
+  bool trains_hybrids_ = false, node_is_said_;
   scenario::Int vocabulary_;
   std::string tokenizer_;
-  std::set<std::string> silent_, unknown_;
+  std::set<std::string> silent_, unknown_, gone_;
   std::optional<Given> how_many_;  ///< GPUs or nodes: what depends on what nobody says
   std::vector<Given> foreign_;     ///< flags that no version has and nobody said to ignore
+  std::optional<UsageError> odd_;  ///< of the first value that no version takes
 };
 
 }  // namespace
@@ -556,8 +588,10 @@ bool is_launch_file(const std::string& path, std::string_view text) {
 
 Import from_launch_file(std::string_view text, const std::string& path, const Machine& machine,
                         const std::map<std::string, std::string>& variables) {
+  std::optional<std::vector<std::string>> arguments;
+  if (machine.arguments) arguments = split_shell(*machine.arguments);
   return FlagImporter(machine).run(is_model_config(text) ? launch_of_model_config(text, path, variables)
-                                                         : launch_of_script(text, path, variables));
+                                                         : launch_of_script(text, path, variables, arguments));
 }
 
 void require_known_flags(const Import& import) {

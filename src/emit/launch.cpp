@@ -137,8 +137,8 @@ ShellWords unfolded(const ShellWords& words, const std::string& file, std::map<s
 }
 
 /// Of a script without a training command that is read here.
-UsageError untrained(const std::vector<ShellCommand>& commands, const std::string& file) {
-  for (const auto& command : commands)
+UsageError untrained(const ShellRun& run, const std::string& file) {
+  for (const auto& command : run.commands)
     for (const auto& word : command.words) {
       const bool recipe = word.text == "--recipe" || word.text.starts_with("--recipe=") ||
                           word.text.ends_with("run_recipe.py") || word.text.ends_with("setup_experiment.py");
@@ -148,6 +148,11 @@ UsageError untrained(const std::vector<ShellCommand>& commands, const std::strin
                 "a recipe of Megatron Bridge trains, which is Python and not read: give the run_config.yaml beside a "
                 "checkpoint of it, its log, or --bridge FILE with its settings"};
     }
+  if (run.end)
+    return {{file, *run.end},
+            {},
+            "the script ends here, and no training command stands before: a call of torchrun, srun or python with "
+            "--num-layers, --hidden-size or --micro-batch-size. Variables that decide it are given with --env"};
   return {{file, 0},
           {},
           "no training command found: a call of torchrun, srun or python with --num-layers, --hidden-size or "
@@ -238,8 +243,9 @@ Launch launch_of_words(std::vector<ShellWord> given, const std::string& file) {
 }
 
 Launch launch_of_script(std::string_view text, const std::string& file,
-                        const std::map<std::string, std::string>& variables) {
-  ShellRun run = run_shell(text, file, variables);
+                        const std::map<std::string, std::string>& variables,
+                        const std::optional<std::vector<std::string>>& arguments) {
+  ShellRun run = run_shell(text, file, variables, arguments);
   const ShellCommand* training = nullptr;
   const auto shows = [](const ShellCommand& command) {  // echo "torchrun ...": counts where nothing runs it
     return command.words.front().text == "echo" || command.words.front().text == "printf";
@@ -250,7 +256,7 @@ Launch launch_of_script(std::string_view text, const std::string& file,
     const bool better = training == nullptr || !shown || shows(*training);
     if (starts_program(command.words) && trains(command.words) && better) training = &command;
   }
-  if (training == nullptr) throw untrained(run.commands, file);
+  if (training == nullptr) throw untrained(run, file);
   require_whole(run, file);
   Launch launch;
   read_counts(run.directives, 0, run.directives.size(), launch);

@@ -30,7 +30,8 @@ struct Launch {
 Launch launch_of_words(std::vector<ShellWord> words, const std::string& file);
 /// Throws UsageError where no command of the script trains.
 Launch launch_of_script(std::string_view text, const std::string& file,
-                        const std::map<std::string, std::string>& variables);
+                        const std::map<std::string, std::string>& variables,
+                        const std::optional<std::vector<std::string>>& arguments = {});
 /// MODEL_ARGS and ENV_VARS, as tests/functional_tests/shell_test_utils/_run_training.sh passes them on: what stands as
 /// ${NAME} is taken from `variables` first (envsubst).
 Launch launch_of_model_config(std::string_view text, const std::string& file,

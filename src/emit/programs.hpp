@@ -7,7 +7,9 @@
 namespace pipewright::emit {
 
 /// What a program of Megatron-LM's repository does other than train a decoder as pretrain_gpt.py does ("trains BERT, an
-/// encoder"); empty for pretrain_gpt.py and for what is not known. With or without its folder.
+/// encoder"); empty for pretrain_gpt.py and for what is not known. With or without its folder; others by parts of their
+/// names
+/// ("hf2mcore_qwen2.py").
 std::string_view other_work(std::string_view program);
 /// pretrain_hybrid.py, or pretrain_mamba.py as it was called before 0.18.
 bool trains_hybrids(std::string_view program);

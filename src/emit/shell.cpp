@@ -37,6 +37,8 @@ void names_in(std::string_view expression, std::set<std::string>& names) {
 ShellRun Shell::run() {
   result_.directives = sbatch_directives(in_->text());
   set_as_sbatch(result_.directives, state_);
+  state_.scalars["0"] = {in_->file(), 0};
+  state_.arrays["BASH_SOURCE"] = {{in_->file(), 0}};
   whole();
   return std::move(result_);
 }
@@ -50,6 +52,7 @@ Truth Shell::whole() {
 Truth Shell::list(const Words& ends, bool active) {
   Truth truth = Truth::yes;
   std::string_view before;  // the operator before a command
+  bool guess = false;       // of those that && and || join
   for (;;) {
     in_->skip_separators();
     const auto word = in_->peek_word();
@@ -66,9 +69,15 @@ Truth Shell::list(const Words& ends, bool active) {
     const auto begin = in_->place().at;
     // Both sides of a pipe run in a shell of their own; of a simple command's left side nothing stays in any case.
     const bool apart = runs && (before == "|" || (compound(word) && before_a_pipe()));
-    const Truth here = apart ? in_subshell([&] { return command(true); }) : command(runs);
+    const Truth here = guessed(runs && guess && before != "|", [&] {
+      open_ = false;
+      return apart ? in_subshell([&] { return command(true); }) : command(runs);
+    });
     if (runs) truth = here;
+    if (runs) guess = guess || open_ || truth == Truth::unknown || truth == Truth::likely;
     before = in_->take_operator();
+    open_ = guess;
+    if (before != "&&" && before != "||") guess = false;
     if (in_->place().at == begin) throw in_->error("not understood: " + std::string(in_->peek_word()));
   }
 }
@@ -133,12 +142,23 @@ void Shell::finish(std::string_view word) {
   in_->take_word();
 }
 
-void Shell::note(int line, const std::string& text) {
-  if (result_.notes.size() < 20) result_.notes.push_back(fmt::format("{}:{}: {}", in_->file(), line, text));
+void Shell::end(int line) {
+  if (guesses_ > 0) {
+    note(line, "what ends the script here depends on what nobody says: taken not to");
+    leaving_ = Leaving::guess;
+    return;
+  }
+  stopped_ = true;
+  result_.end = line;
 }
 
-ShellRun run_shell(std::string_view script, const std::string& file, std::map<std::string, std::string> variables) {
-  return Shell(script, file, std::move(variables)).run();
+void Shell::note(int line, const std::string& text) {
+  if (result_.notes.size() < 20) result_.notes.push_back(fmt::format("{}:{}: {}", text_.file(), line, text));
+}
+
+ShellRun run_shell(std::string_view script, const std::string& file, std::map<std::string, std::string> variables,
+                   const std::optional<std::vector<std::string>>& arguments) {
+  return Shell(script, file, std::move(variables), arguments).run();
 }
 
 bool is_unset_variable(std::string_view word) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -25,11 +26,14 @@ struct ShellRun {
   std::vector<ShellCommand> commands;  ///< in the order in which they would run
   std::vector<ShellWord> directives;   ///< words of #SBATCH lines
   std::vector<std::string> notes;      ///< conditions that depend on the machine, files that were not read
+  std::optional<int> end;              ///< the line of the exit that ended it
 };
 
-/// `variables`: of the caller's environment. Throws UsageError with file and line: a quote or bracket that is not
-/// closed; more than 100,000 words, 10,000 commands or 1 MiB.
-ShellRun run_shell(std::string_view script, const std::string& file, std::map<std::string, std::string> variables);
+/// `variables`: of the caller's environment; `arguments`: $1, $2, ..., where somebody says them. Files that the script
+/// sources are read where they are there. Throws UsageError with file and line: a quote or bracket that is not closed;
+/// more than 100,000 words, 10,000 commands or 1 MiB.
+ShellRun run_shell(std::string_view script, const std::string& file, std::map<std::string, std::string> variables,
+                   const std::optional<std::vector<std::string>>& arguments = {});
 
 /// Is this word a variable that nothing sets ("${NAME}")?
 bool is_unset_variable(std::string_view word);

@@ -1,6 +1,8 @@
 // Commands of a script that the shell does itself: read, set, eval, functions, what is printed in $( ).
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "shell_run.hpp"
@@ -13,7 +15,18 @@ std::optional<std::string> Shell::printed(std::string_view text, int line) {
   ShellReader reader(text, in_->file());
   ShellCommand command;
   while (const auto raw = reader.next_raw()) expand(Raw{raw->text, line}, state_, reader, command.words);
-  if (!reader.at_end() || command.words.empty()) return std::nullopt;
+  if (command.words.empty()) return std::nullopt;
+  if (command.words.front().text == "cd") {  // cd FOLDER > /dev/null && pwd
+    reader.skip_redirections();
+    const auto joins = reader.take_operator();
+    if (joins != "&&" && joins != ";") return std::nullopt;
+    const auto then = reader.take_word();
+    while (reader.next_raw()) {
+    }
+    if (then != "pwd" || command.words.size() != 2) return std::nullopt;
+    command.words.front().text = "realpath";
+  }
+  if (!reader.at_end()) return std::nullopt;
   const std::string name = command.words.front().text;
   if (functions_.contains(name)) {
     const auto before = result_.commands.size();
@@ -34,7 +47,60 @@ std::optional<std::string> Shell::printed(std::string_view text, int line) {
     const auto value = arithmetic(expression, state_);
     return value ? std::optional(std::to_string(*value)) : std::nullopt;
   }
+  if (const auto path = path_printed(command.words)) return path;
   return echoed(command.words);
+}
+
+std::optional<std::string> Shell::path_printed(const std::vector<ShellWord>& words) {
+  namespace fs = std::filesystem;
+  const auto& name = words.front().text;
+  const bool whole = name == "realpath" || (name == "readlink" && words.size() > 2 && words[1].text == "-f");
+  const std::size_t count = name == "readlink" ? 3 : 2;
+  if ((!whole && name != "dirname" && name != "basename") || words.size() != count || is_open(words.back().text))
+    return std::nullopt;
+  const fs::path path(words.back().text);
+  if (whole) {
+    const auto all = fs::absolute(path).lexically_normal();
+    return all.has_filename() ? all.string() : all.parent_path().string();
+  }
+  if (path.empty() || !path.has_filename()) return std::nullopt;
+  if (name == "basename") return path.filename().string();
+  return path.has_parent_path() ? path.parent_path().string() : ".";
+}
+
+Truth Shell::source(const ShellCommand& command, int line) {
+  namespace fs = std::filesystem;
+  const std::string named = command.words.size() > 1 ? command.words[1].text : "a file";
+  const auto unread = [&] {
+    note(line, named + " is not read: give its variables with --env");
+    return Truth::yes;
+  };
+  std::error_code none;
+  fs::path path(named);
+  if (!fs::is_regular_file(path, none)) path = fs::path(text_.file()).parent_path() / path;
+  if (is_open(named) || sources_ >= 10 || !fs::is_regular_file(path, none)) return unread();
+  const ShellState before = state_;
+  const auto commands = result_.commands.size();
+  ShellReader* const from = in_.reader;
+  auto arguments = state_.arguments;
+  if (command.words.size() > 2) state_.arguments.emplace(command.words.begin() + 2, command.words.end());
+  ++sources_;
+  Truth truth = Truth::yes;
+  try {
+    texts_.push_back(read_file(path.string(), ShellState::longest));
+    readers_.emplace_back(texts_.back(), path.string(), line);
+    in_.reader = &readers_.back();
+    truth = whole();
+  } catch (const UsageError&) {  // no script as those that launch are: what set a machine up, say
+    state_ = before;
+    result_.commands.resize(commands);
+    unread();
+  }
+  in_.reader = from;
+  --sources_;
+  state_.arguments = std::move(arguments);
+  if (leaving_ == Leaving::function) leaving_ = Leaving::none;
+  return truth;
 }
 
 std::optional<std::string> Shell::echoed(const std::vector<ShellWord>& words) {
@@ -121,12 +187,12 @@ void Shell::inner_script(const std::string& name) {
 Truth Shell::built_in(ShellCommand command, const std::vector<Raw>& raws, int line) {
   auto& words = command.words;
   const std::string name = words.front().text;
-  if (name == "[" || name == "[[" || name == "test") return condition_of(raws, state_, *in_.reader);
+  if (name == "[" || name == "[[" || name == "test") return condition_of(raws, state_, *in_.reader, open_);
   if (name == "true" || name == ":") return Truth::yes;
   if (name == "false") return Truth::no;
   if (name == "exit" || name == "return") {
-    if (name == "exit" || frames_.empty())
-      stopped_ = true;
+    if (name == "exit" || (frames_.empty() && sources_ == 0))
+      end(line);
     else
       leaving_ = Leaving::function;
     return words.size() > 1 && words[1].text != "0" ? Truth::no : Truth::yes;
@@ -162,10 +228,7 @@ Truth Shell::built_in(ShellCommand command, const std::vector<Raw>& raws, int li
     forget(state_, words[2].text);  // what it prints is not followed
     return Truth::yes;
   }
-  if (name == "source" || name == ".") {
-    note(line, (words.size() > 1 ? words[1].text : "a file") + " is not read: give its variables with --env");
-    return Truth::yes;
-  }
+  if (name == "source" || name == ".") return source(command, line);
   if (name == "read") {
     read(command);
     return Truth::unknown;
@@ -228,7 +291,7 @@ Truth Shell::eval(const ShellCommand& command, int line) {
   std::string text;
   for (std::size_t i = 1; i < command.words.size(); ++i) text += (i > 1 ? " " : "") + command.words[i].text;
   texts_.push_back(std::move(text));
-  readers_.emplace_back(texts_.back(), in_->file());
+  readers_.emplace_back(texts_.back(), text_.file());
   if (readers_.size() > 1000) throw in_->error("more than 1,000 evals");
   ShellReader* const from = std::exchange(in_.reader, &readers_.back());
   in_->go_to({0, line});

@@ -119,7 +119,7 @@ class ShellCondition {
 
 }  // namespace
 
-Truth condition_of(const std::vector<Raw>& raws, ShellState& state, const ShellReader& reader) {
+Truth condition_of(const std::vector<Raw>& raws, ShellState& state, const ShellReader& reader, bool& open) {
   std::vector<std::string> words;
   for (std::size_t i = 1; i < raws.size(); ++i) {
     if (raws[i].text == "]" || raws[i].text == "]]") break;
@@ -127,6 +127,8 @@ Truth condition_of(const std::vector<Raw>& raws, ShellState& state, const ShellR
     if (raws[i - 1].text == "=~")  // a regular expression keeps its backslashes
       for (std::size_t at = 0; (at = raw.text.find('\\', at)) != std::string::npos; at += 2) raw.text.insert(at, "\\");
     const std::string text = joined(raw, state, reader).text;
+    // Nothing at all is what a default of nothing leaves of a variable that nobody sets.
+    open = open || is_open(text) || (text.empty() && raws[i].text.find('$') != std::string::npos);
     words.push_back(is_unset_variable(text) ? "" : text);
   }
   return ShellCondition(state).of(words);

@@ -10,29 +10,32 @@
 namespace pipewright::emit {
 
 Truth Shell::condition(bool active) {
-  bool done = false;
+  bool done = false, guess = false;
   for (auto word = in_->peek_word(); word == "if" || word == "elif"; word = in_->peek_word()) {
     in_->take_word();
     const int line = in_->line();
+    open_ = false;
     const Truth truth = list({"then"}, active && !done);
+    guess = guess || (!done && (open_ || truth == Truth::unknown || truth == Truth::likely));
     finish("then");
     if (active && !done && truth == Truth::unknown) note(line, "this condition depends on the machine: taken as false");
     const bool taken = active && !done && truth == Truth::yes;
-    list({"elif", "else", "fi"}, taken);
+    guessed(taken && guess, [&] { return list({"elif", "else", "fi"}, taken); });
     done = done || taken;
   }
   if (in_->peek_word() == "else") {
     in_->take_word();
-    list({"fi"}, active && !done);
+    guessed(active && !done && guess, [&] { return list({"fi"}, active && !done); });
   }
   finish("fi");
   in_->skip_redirections();
+  open_ = false;
   return Truth::yes;
 }
 
 bool Shell::left() {
   if (++passes_ > 100'000) throw in_->error("loops of more than 100,000 passes");
-  if (leaving_ == Leaving::function || stopped_) return true;
+  if (leaving_ == Leaving::function || leaving_ == Leaving::guess || stopped_) return true;
   if (leaving_ == Leaving::none) return false;
   if (--levels_ > 0) return true;  // an outer loop is meant
   return std::exchange(leaving_, Leaving::none) == Leaving::loop;
@@ -153,6 +156,7 @@ Truth Shell::choice(bool active) {
   if (active && !subject.empty() && is_open(subject.front().text))
     note(line, "this choice depends on the machine: taken as of nothing");
   bool done = false;
+  const bool guess = !subject.empty() && is_open(subject.front().text);
   const std::string text = subject.empty() || is_unset_variable(subject.front().text) ? "" : subject.front().text;
   for (in_->skip_separators(); in_->peek_word() != "esac"; in_->skip_separators()) {
     if (in_->at_end()) throw in_->error("the script ends before \"esac\"");
@@ -162,7 +166,7 @@ Truth Shell::choice(bool active) {
       expand(pattern, state_, *in_.reader, words);
       matches = matches || (!words.empty() && fnmatch(words.front().text.c_str(), text.c_str(), 0) == 0);
     }
-    list({";;", "esac"}, active && matches && !done);
+    guessed(active && matches && !done && guess, [&] { return list({";;", "esac"}, active && matches && !done); });
     done = done || matches;
     if (in_->peek_word() == ";;") in_->take_word();
   }

@@ -7,7 +7,8 @@
 
 namespace pipewright::emit {
 
-ShellReader::ShellReader(std::string_view text, const std::string& file) : text_(text), file_(file) {
+ShellReader::ShellReader(std::string_view text, const std::string& file, std::optional<int> line)
+    : text_(text), file_(file), line_(line) {
   if (text.size() > ShellState::longest) throw UsageError({file, 0}, {}, "larger than 1 MiB: not a launch script");
   if (text.find('\0') != std::string_view::npos) throw UsageError({file, 0}, {}, "a NUL byte: not a launch script");
 }
@@ -104,7 +105,7 @@ bool ShellReader::redirection() {
   if (here && at(n) == '-') ++n;
   advance(n);
   skip_blanks();
-  Raw target{"", now_.line};
+  Raw target{"", line()};
   if (at(1) == '(') take_quoted(target.text);  // < <(command)
   while (!ends_word(at())) take_quoted(target.text);
   if (here) {
@@ -121,7 +122,7 @@ std::optional<Raw> ShellReader::coming_document() const {
   const auto& [delimiter, expands] = here_documents_.front();
   const auto newline = text_.find('\n', now_.at);
   if (newline == std::string_view::npos) return std::nullopt;
-  Raw document{expands ? "\"" : "'", now_.line + 1};
+  Raw document{expands ? "\"" : "'", line_.value_or(now_.line + 1)};
   for (auto at = newline + 1; at < text_.size();) {
     const auto end = std::min(text_.find('\n', at), text_.size());
     auto row = text_.substr(at, end - at);
@@ -248,7 +249,7 @@ std::optional<Raw> ShellReader::next_raw(bool test) {
       break;
     }
   }
-  Raw raw{"", now_.line};
+  Raw raw{"", line()};
   const auto ends = [&](char c) {
     return test ? c == '\0' || blank(c) || c == '\n' : ends_word(c) && !((c == '<' || c == '>') && at(1) == '(');
   };

@@ -16,8 +16,8 @@
 
 namespace pipewright::emit {
 
-/// What goes on behind here no more: a loop's pass, a loop, a function.
-enum class Leaving : unsigned char { none, pass, loop, function };
+/// What goes on behind here no more: a loop's pass, a loop, a function, what runs for a guess alone.
+enum class Leaving : unsigned char { none, pass, loop, function, guess };
 
 /// The text that is read now: the script, or what an eval made.
 struct Reading {
@@ -28,13 +28,18 @@ struct Reading {
 /// One script from its first to its last command; the scripts within it have each their own.
 class Shell {
  public:
-  Shell(std::string_view text, const std::string& file, std::map<std::string, std::string> variables)
+  Shell(std::string_view text, const std::string& file, std::map<std::string, std::string> variables,
+        const std::optional<std::vector<std::string>>& arguments = {})
       : text_(text, file), in_{&text_} {
     for (auto& [name, value] : variables) {
       state_.scalars[name] = {value, 0};
       state_.exported.insert(name);
+      said_[name] = value;
     }
     state_.output = [this](std::string_view command, int line) { return printed(command, line); };
+    if (!arguments) return;
+    state_.arguments.emplace();
+    for (const auto& one : *arguments) state_.arguments->push_back({one, 0});
   }
   Shell(const Shell&) = delete;
   Shell& operator=(const Shell&) = delete;
@@ -46,6 +51,18 @@ class Shell {
   // Grammar (shell.cpp).
   Truth whole();
   bool going() const { return !stopped_ && leaving_ == Leaving::none; }
+  /// Runs what is reached by a condition that depends on what nobody says: a script that ends there is another run's,
+  /// and goes on here.
+  template <class Part>
+  auto guessed(bool guess, const Part& part) {
+    if (!guess) return part();
+    ++guesses_;
+    const auto result = part();
+    --guesses_;
+    if (leaving_ == Leaving::guess) leaving_ = Leaving::none;
+    return result;
+  }
+  void end(int line);
   /// Commands up to one of `ends` (which stays to be read); returns the truth of the last.
   Truth list(const Words& ends, bool active);
   Truth command(bool active);
@@ -89,6 +106,8 @@ class Shell {
 
   // Simple commands and their assignments (shell_simple.cpp).
   Truth simple(bool active);
+  /// Of NAME=$(command) that nobody can run, NAME=${#NODES[@]}: what the caller says of NAME, else ${NAME}.
+  void settle(const std::string& name, ShellWord& value) const;
   void restore(const std::map<std::string, std::optional<ShellWord>>& values);
   /// Before `declare -A NAME` and so on: what kind NAME is; a function's own come back as they were when it ends.
   /// Returns the name that this one begins to hide.
@@ -114,6 +133,10 @@ class Shell {
   Truth call(const ShellCommand& command, int);
   /// The words once more, as a script.
   Truth eval(const ShellCommand& command, int line);
+  /// A file's commands, as if they stood here; a note where it is not there, or no shell's.
+  Truth source(const ShellCommand& command, int line);
+  /// dirname, basename, realpath, readlink -f of a path, and `cd FOLDER && pwd`.
+  static std::optional<std::string> path_printed(const std::vector<ShellWord>& words);
 
   /// What a function's `local` hides.
   struct Variable {
@@ -124,9 +147,10 @@ class Shell {
 
   ShellReader text_;
   Reading in_;
-  std::deque<std::string> texts_;    ///< of evals: functions may have been written in them
+  std::deque<std::string> texts_;    ///< of evals and sources: functions may have been written in them
   std::deque<ShellReader> readers_;  ///< theirs
   ShellState state_;
+  std::map<std::string, std::string> said_;  ///< by the caller
   ShellRun result_;
   std::map<std::string, std::pair<ShellReader*, ShellReader::Place>> functions_;
   std::vector<std::map<std::string, Variable>> frames_;  ///< of the functions that run
@@ -135,6 +159,9 @@ class Shell {
   int loops_ = 0;   ///< around here, in this function
   int passes_ = 0;  ///< of all loops so far
   int depth_ = 0;
+  int sources_ = 0;                                  ///< files that are read now
+  int guesses_ = 0;                                  ///< conditions around here that depend on what nobody says
+  bool open_ = false;                                ///< so did the last command's truth
   std::optional<std::set<std::string>> set_unseen_;  ///< of a loop that is passed over: what it would set
   std::size_t outputs_ = 0;                          ///< of $( ) so far
   int scripts_ = 0;                                  ///< here-documents that are scripts, those within them included

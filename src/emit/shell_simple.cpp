@@ -76,6 +76,15 @@ Truth Shell::simple(bool active) {
   return truth;
 }
 
+void Shell::settle(const std::string& name, ShellWord& value) const {
+  const auto& text = value.text;
+  if (!is_unset_variable(text)) return;
+  if (text != "${command}" && text != "${arithmetic}" && std::all_of(text.begin() + 2, text.end() - 1, name_char))
+    return;
+  const auto said = said_.find(name);
+  value.text = said == said_.end() ? "${" + name + "}" : said->second;
+}
+
 void Shell::restore(const std::map<std::string, std::optional<ShellWord>>& values) {
   for (const auto& [name, value] : values) {
     if (value)
@@ -140,6 +149,7 @@ std::optional<Shell::Named> Shell::assign(const Raw& raw, bool active,
     if (const auto old = sooner != declared.end() ? std::optional(sooner->second) : state_.known(name))
       value = {old->text + value.text, old->line};
   }
+  settle(name, value);
   if (value.text.size() > ShellState::longest) throw in_->error(name + " grows beyond 1 MiB");
   return Named(name, std::move(value));
 }

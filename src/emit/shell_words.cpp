@@ -111,8 +111,13 @@ class Expander {
   }
 
   void calculated(std::string_view raw) {
-    const auto value = arithmetic(text_of(raw), state_);
-    put(value ? std::to_string(*value) : "${arithmetic}");
+    const std::string text = text_of(raw);
+    const auto value = arithmetic(text, state_);
+    if (value) return put(std::to_string(*value));
+    const auto open = text.find("${"), close = text.find('}', std::min(open, text.size()));
+    const auto name = close == std::string::npos ? std::string() : text.substr(open, close + 1 - open);
+    const bool asked = name.size() > 3 && std::all_of(name.begin() + 2, name.end() - 1, name_char);
+    put(asked ? name : "${arithmetic}");  // what it needs can be given
   }
 
   static std::size_t closing(std::string_view text, std::size_t i, char open, char close) {

@@ -51,11 +51,12 @@ class ShellReader {
     int line = 1;
   };
 
-  ShellReader(std::string_view text, const std::string& file);
+  /// `line`: the only one that words and notes of this text have, that of `source` in the script that reads it.
+  ShellReader(std::string_view text, const std::string& file, std::optional<int> line = {});
 
   std::string_view text() const { return text_; }
   const std::string& file() const { return file_; }
-  int line() const { return now_.line; }
+  int line() const { return line_.value_or(now_.line); }
   Place place() const { return now_; }
   void go_to(const Place& place) { now_ = place; }
   bool at_end();
@@ -88,6 +89,7 @@ class ShellReader {
 
   std::string_view text_;
   std::string file_;
+  std::optional<int> line_;
   Place now_;
   struct HereDocument {
     std::string delimiter;

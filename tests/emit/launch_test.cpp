@@ -1,6 +1,13 @@
 // What trains, and what a launch script would run: programs that train other models are refused by name, whatever the
 // input; a script's own words for the same command give the same scenario.
 #include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <string>
+#include <vector>
 
 #include "../../src/emit/field_table.hpp"
 #include "../../src/emit/programs.hpp"
@@ -39,7 +46,9 @@ TEST_CASE("a program that trains something else is refused by its name and what 
   for (const char* program :
        {"pretrain_bert.py", "/opt/megatron/pretrain_t5.py", "pretrain_vlm.py", "examples/multimodal/train.py",
         "./examples/mimo/train.py", "pretrain_hybrid_flex.py", "train_rl.py", "pretrain_vision_dino.py",
-        "tools/run_text_generation_server.py", "examples/inference/advanced/gpt_static_inference.py"}) {
+        "tools/run_text_generation_server.py", "examples/inference/advanced/gpt_static_inference.py",
+        "tools/run_hybrid_text_generation_server.py", "text_generation_ptq.py", "hf2mcore_qwen2.py",
+        "pretrain_llava.py", "evaluate_megatron_llama.py"}) {
     CAPTURE(program);
     REQUIRE_FALSE(emit::other_work(program).empty());
     const std::string name = std::string(program).substr(std::string(program).rfind('/') + 1);
@@ -151,7 +160,7 @@ TEST_CASE("how many nodes and GPUs there are is told, never taken to be one wher
     const std::string of_gpus = head + "torchrun --nproc_per_node=$NNODES" + run;
     const std::string of_all = head + "mpirun -np $NNODES python" + run;
     for (const auto& script : {of_nodes, of_gpus, of_all}) {
-      CHECK_THROWS_WITH_AS(of_script(script), doctest::Contains("--env NAME=VALUE"), UsageError);
+      CHECK_THROWS_WITH_AS(of_script(script), doctest::Contains("--env NNODES=VALUE"), UsageError);
       CHECK(emit::from_launch_file(script, "train.sh", {16, 8, "h100-sxm", ""}).scenario.cluster.num_gpus == 16);
     }
     CHECK(of_script("#SBATCH -N 2\n" + of_nodes).cluster.num_gpus == 16);
@@ -165,6 +174,125 @@ TEST_CASE("how many nodes and GPUs there are is told, never taken to be one wher
                   "--nproc_per_node 8" +
                   run)
             .cluster.num_gpus == 16);
+}
+
+TEST_CASE("a script that ends where nobody says whether it does is followed on, and one that ends told with its line") {
+  const std::string run = "torchrun --nproc_per_node 8 pretrain_gpt.py " + flags + "\n";
+  // What decides depends on a variable that nobody sets, on the machine, or on a program.
+  const std::vector<std::string> open = {
+      "[ -z $SLURM_JOB_ID ]", "[[ -z \"${SLURM_JOB_ID}\" ]]",      "[ ! -n \"$DATA\" ]",
+      "[ \"$DATA\" = \"\" ]", "[[ $MODEL != llama && -z $DATA ]]", "mkdir -p logs",
+      "[ -z \"${DATA:-}\" ]"};
+  const std::vector<std::string> known = {"true", "[ -z '' ]", "[ 3 -eq 3 ]", "[[ llama == ll* ]]"};
+  const auto guards = [](const std::string& test) {
+    return std::vector<std::string>{"if " + test + "; then\n  sbatch \"$0\"\n  exit\nfi\n",
+                                    test + " && exit 1\n",
+                                    test + " && { echo usage; exit 1; }\n",
+                                    "if ! " + test + "; then :; else exit 1; fi\n",
+                                    "if false; then :; elif " + test + "; then exit 1; else :; fi\n",
+                                    "usage() { echo usage; exit 1; }\nif " + test + "; then usage; fi\n",
+                                    "for x in 1 2; do if " + test + "; then exit 2; fi; done\n",
+                                    "if " + test + "; then if true; then exit 3; fi; fi\n"};
+  };
+  for (const auto& test : open)
+    for (const auto& guard : guards(test)) {
+      CAPTURE(guard);
+      CHECK(scenario::write(of_script(guard + run)) == scenario::write(of_script(run)));
+    }
+  for (const auto& test : known)
+    for (const auto& guard : guards(test)) {
+      CAPTURE(guard);
+      CHECK_THROWS_WITH_AS(of_script(guard + run), doctest::Contains("the script ends here"), UsageError);
+    }
+  CHECK_THROWS_WITH_AS(of_script("N=1\nexit 0\n" + run), doctest::Contains("train.sh:2: the script ends here"),
+                       UsageError);
+  // What stands behind the end in its own branch runs no more than the end.
+  const std::string tp = run.substr(0, run.size() - 1) + " --tensor-model-parallel-size $TP\n";
+  CHECK(of_script("TP=1\nif [ -z $JOB ]; then exit; TP=4; fi\n" + tp).settings.tensor_model_parallel_size == 1);
+}
+
+TEST_CASE("files that a script sources are followed, by the folders that it names them by") {
+  const auto folder = std::filesystem::temp_directory_path() / ("sourced-" + std::to_string(getpid()));
+  std::filesystem::create_directories(folder / "models");
+  const auto write = [&](const std::string& name, const std::string& text) { std::ofstream(folder / name) << text; };
+  write("models/small.sh", "MODEL=(" + flags + ")\nreturn 0\nMODEL=()\n");
+  write("odd.sh", "MODEL=()\nif then ((\n");
+  const auto path = (folder / "train.sh").string();
+  const std::string run = "torchrun --nproc_per_node 8 pretrain_gpt.py ${MODEL[@]}\n";
+  const auto scenario_of = [&](const std::string& head) {
+    auto s = emit::from_launch_file(head + run, path, machine).scenario;
+    s.origin = {};
+    return scenario::write(s);
+  };
+  const auto expected = scenario_of("MODEL=(" + flags + ")\n");
+  for (const std::string& head : std::vector<std::string>{
+           "source models/small.sh\n", ". ./models/small.sh\n", "source $(dirname $0)/models/small.sh\n",
+           "DIR=\"$( cd \"$( dirname \"${BASH_SOURCE[0]}\" )\" >/dev/null 2>&1 && pwd )\"\nsource "
+           "\"$DIR/models/small.sh\"\n",
+           "HERE=$(dirname \"$(realpath \"$0\")\")\nNAME=small\n. $HERE/models/${NAME}.sh\n",
+           "HERE=$(dirname $(readlink -f $0))\nsource ${HERE}/models/$(basename /x/small.sh)\n",
+           "f() { source models/small.sh; }\nf\n", "MODEL=(" + flags + ")\nsource odd.sh\nsource none.sh\n"}) {
+    CAPTURE(head);
+    CHECK(scenario_of(head) == expected);
+  }
+  // Places are the script's own.
+  write("models/small.sh", "MODEL=(\n --num-layers x)\n");
+  CHECK_THROWS_WITH_AS(scenario_of("\nsource models/small.sh\n"), doctest::Contains("train.sh:2: --num-layers"),
+                       UsageError);
+  std::filesystem::remove_all(folder);
+}
+
+TEST_CASE("a script's own arguments are those that are given") {
+  const std::string run = "TP=$1 N=${2:-1}\ntorchrun --nnodes $N --nproc_per_node 8 pretrain_gpt.py " + flags +
+                          " --tensor-model-parallel-size $TP \"${@:3}\"\n";
+  const auto with = [&](const char* arguments) {
+    emit::Machine given = machine;
+    given.arguments = arguments;
+    return emit::from_launch_file(run, "train.sh", given).scenario;
+  };
+  CHECK(with("4 2 --swiglu").cluster.num_gpus == 16);
+  CHECK(with("4 2 --swiglu --rotary-percent '0.5'").model.gated_linear_unit);
+  CHECK(with("4").settings.tensor_model_parallel_size == 4);
+  CHECK_FALSE(with("4").model.gated_linear_unit);
+  CHECK_THROWS_WITH_AS(of_script(run), doctest::Contains("${1} is not set: give what it holds with --arguments"),
+                       UsageError);
+}
+
+TEST_CASE("what a command says that nobody can run is asked for by the variable that keeps it") {
+  for (const std::string value :
+       {"$(nvidia-smi -L | wc -l)", "`wc -l < x`", "$(($SLURM_NNODES * 2))", "${#NODES[@]}"}) {
+    CAPTURE(value);
+    const std::string script = (value.find('#') == std::string::npos ? "" : "mapfile -t NODES < hosts\n") +
+                               ("B=" + value + "\ntorchrun --nproc_per_node 8 pretrain_gpt.py ") + flags +
+                               " --global-batch-size $B\n";
+    const std::string name = value.find("SLURM") == std::string::npos ? "B" : "SLURM_NNODES";
+    CHECK_THROWS_WITH_AS(of_script(script), doctest::Contains(("--env " + name + "=VALUE").c_str()), UsageError);
+    const auto given = emit::from_launch_file(script, "train.sh", machine, {{name, "64"}}).scenario;
+    CHECK(given.settings.global_batch_size == (name == "B" ? 64 : 128));
+  }
+}
+
+TEST_CASE(
+    "a value that no version takes of a flag without effect is told with the unknown flags, and dropped as asked") {
+  const std::string odd = "--tokenizer-type HFTokenizer --lr abc";
+  const auto said = refusal(flags + " --tokenizer-type HFTokenizer --patch-tokenizer-type x");
+  for (const char* part : {"\"HFTokenizer\"", "--patch-tokenizer-type", "--ignore --tokenizer-type"})
+    CHECK(said.find(part) != std::string::npos);
+  emit::Machine without = machine;
+  without.ignore = {"--tokenizer-type", "--lr"};
+  const auto read = emit::from_megatron(flags + " " + odd, without);
+  CHECK(read.dropped == std::set<std::string>{"--lr", "--tokenizer-type"});
+  CHECK(scenario::write(read.scenario) == scenario::write(emit::from_megatron(flags, machine).scenario));
+  CHECK(refusal(flags + " --log-batch-size-to-tensorboard --no-query-key-layer-scaling --data-impl mmap").empty());
+}
+
+TEST_CASE("GPUs that are said beside a launcher stand in its nodes, unless those are said too") {
+  const std::string run = "torchrun --nnodes 2 --nproc_per_node 4 pretrain_gpt.py " + flags + "\n";
+  emit::Machine said{16, 8, "h100-sxm", ""};
+  CHECK(emit::from_launch_file(run, "train.sh", said).scenario.cluster.gpus_per_node == 4);
+  CHECK(emit::from_megatron(run, said).scenario.cluster.gpus_per_node == 4);
+  said.node_is_said = true;
+  CHECK(emit::from_launch_file(run, "train.sh", said).scenario.cluster.gpus_per_node == 8);
 }
 
 TEST_CASE("a line that was not continued is told: bash would train without its flags") {

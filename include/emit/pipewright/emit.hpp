@@ -3,6 +3,8 @@
 #pragma once
 
 #include <map>
+#include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -50,16 +52,21 @@ struct Machine {
   scenario::Int gpus_per_node = 8;
   std::string profile;
   std::string megatron_core;             ///< empty: the default version
-  std::vector<std::string> ignore = {};  ///< flags that no version has, dropped as asked
+  std::vector<std::string> ignore = {};  ///< flags that no version has, or not with this value, dropped as asked
   std::vector<std::string> stated = {};  ///< settings that are said beside the input (--set)
   scenario::Int vocab_size = 0;          ///< of the tokenizer, for flags that only name it; 0: not known
+  bool node_is_said = false;             ///< gpus_per_node is more than the default, which a launcher's number replaces
+  /// $1, $2, ... of a launch script, quoted as for a shell; nullopt: nobody says.
+  std::optional<std::string> arguments = {};
 };
 
 struct Import {
   scenario::Scenario scenario;          ///< not yet checked
   std::vector<std::string> notes;       ///< flags outside the modelled areas, and other assumptions
   std::vector<plan::Finding> findings;  ///< flags that this version lacks: violations
-  bool gpus_guessed = false;            ///< nobody says how many: the fewest that the parallelism needs
+  std::set<std::string> dropped =
+      {};                     ///< names of Machine::ignore whose flags have no effect, and had an unknown value
+  bool gpus_guessed = false;  ///< nobody says how many: the fewest that the parallelism needs
 };
 
 /// A command line, quoted as for a shell: the words after `pretrain_gpt.py`, and of torchrun or srun before it the
