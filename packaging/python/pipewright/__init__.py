@@ -107,16 +107,17 @@ def _of_scenario(command: str, scenario: Optional[Scenario], options: Mapping[st
 
 
 def simulate(scenario: Optional[Scenario] = None, *, set: Optional[Values] = None, env: Optional[Values] = None,
-             profile: Names = (), ignore: Names = (), megatron: Optional[str] = None,
-             bridge: Optional[str] = None, hf: Optional[str] = None, gpus: Optional[int] = None,
-             gpus_per_node: Optional[int] = None, megatron_core: Optional[str] = None,
+             arguments: Optional[str] = None, profile: Names = (), ignore: Names = (),
+             megatron: Optional[str] = None, bridge: Optional[str] = None, hf: Optional[str] = None,
+             gpus: Optional[int] = None, gpus_per_node: Optional[int] = None, megatron_core: Optional[str] = None,
              tokens: Optional[str] = None) -> Prediction:
     """Time, exposed communication and memory of one configuration. `fits` says whether it does."""
     return _of_scenario("simulate", scenario, _given(locals()))
 
 
 def plan(scenario: Optional[Scenario] = None, *, set: Optional[Values] = None, env: Optional[Values] = None,
-         profile: Names = (), ignore: Names = (), megatron: Optional[str] = None, bridge: Optional[str] = None,
+         arguments: Optional[str] = None, profile: Names = (), ignore: Names = (), megatron: Optional[str] = None,
+         bridge: Optional[str] = None,
          hf: Optional[str] = None, gpus: Optional[int] = None, gpus_per_node: Optional[int] = None,
          megatron_core: Optional[str] = None, tokens: Optional[str] = None, top: Optional[int] = None,
          open: Names = (), time_limit: Optional[float] = None) -> Plan:
@@ -125,7 +126,8 @@ def plan(scenario: Optional[Scenario] = None, *, set: Optional[Values] = None, e
 
 
 def sweep(scenario: Optional[Scenario] = None, *, over: Mapping[str, Optional[Sequence[Any]]],
-          set: Optional[Values] = None, env: Optional[Values] = None, profile: Names = (), ignore: Names = (),
+          set: Optional[Values] = None, env: Optional[Values] = None, arguments: Optional[str] = None,
+          profile: Names = (), ignore: Names = (),
           megatron: Optional[str] = None, bridge: Optional[str] = None, hf: Optional[str] = None,
           gpus: Optional[int] = None, gpus_per_node: Optional[int] = None, megatron_core: Optional[str] = None,
           part: Optional[str] = None) -> Sweep:
@@ -134,7 +136,8 @@ def sweep(scenario: Optional[Scenario] = None, *, over: Mapping[str, Optional[Se
 
 
 def check(scenario: Optional[Scenario] = None, *, set: Optional[Values] = None, env: Optional[Values] = None,
-          profile: Names = (), ignore: Names = (), megatron: Optional[str] = None, bridge: Optional[str] = None,
+          arguments: Optional[str] = None, profile: Names = (), ignore: Names = (), megatron: Optional[str] = None,
+          bridge: Optional[str] = None,
           hf: Optional[str] = None, gpus: Optional[int] = None, gpus_per_node: Optional[int] = None,
           megatron_core: Optional[str] = None, symptom: Optional[Names] = None, baseline: Optional[Scenario] = None,
           step_budget: Optional[float] = None, memory_budget: Optional[str] = None) -> Check:
@@ -143,7 +146,8 @@ def check(scenario: Optional[Scenario] = None, *, set: Optional[Values] = None, 
 
 
 def schedule(scenario: Optional[Scenario] = None, *, set: Optional[Values] = None, env: Optional[Values] = None,
-             profile: Names = (), ignore: Names = (), megatron: Optional[str] = None, bridge: Optional[str] = None,
+             arguments: Optional[str] = None, profile: Names = (), ignore: Names = (), megatron: Optional[str] = None,
+             bridge: Optional[str] = None,
              hf: Optional[str] = None, gpus: Optional[int] = None, gpus_per_node: Optional[int] = None,
              megatron_core: Optional[str] = None, detail: bool = False, hooks: bool = False,
              frees: bool = False) -> Schedule:
