@@ -214,22 +214,19 @@ class FlagImporter {
     const bool dropped = std::ranges::any_of(dropped_, [&](const std::string& name) {
       return scenario::effect_name(name) == scenario::effect_name(given.name);
     });
-    if (other != nullptr && !dropped) {
+    if (other != nullptr) {
       try {
         refuse_values(given, other->takes);
       } catch (const UsageError& error) {
-        if (error.allowed().empty()) throw;  // a slip, not another program's choice
-        if (!odd_) odd_ = error;
-        return false;
-      }
-    } else if (other != nullptr) {
-      try {
-        refuse_values(given, other->takes);
-      } catch (const UsageError&) {  // only of what has no effect; the rest may be ignored further on
-        const auto* row = scenario::effect_of(given.name);
-        if (row == nullptr || scenario::may_act(given.name, list(given.values, " "))) throw;
-        result_.dropped.insert(given.name);
-        silent_.insert(given.name);
+        if (dropped) {  // only of what has no effect; the rest may be ignored further on
+          const auto* row = scenario::effect_of(given.name);
+          if (row == nullptr || scenario::may_act(given.name, list(given.values, " "))) throw;
+          result_.dropped.insert(given.name);
+          silent_.insert(given.name);
+        } else {
+          if (error.allowed().empty()) throw;  // a slip, not another program's choice
+          if (!odd_) odd_ = error;
+        }
         return false;
       }
     }
@@ -578,12 +575,6 @@ Import from_megatron(std::string_view flags, const Machine& machine) {
   std::vector<ShellWord> words;
   for (auto& word : split_shell(flags)) words.push_back({std::move(word), 0});
   return FlagImporter(machine).run(launch_of_words(std::move(words), from_flags.file));
-}
-
-bool is_launch_file(const std::string& path, std::string_view text) {
-  for (const auto* end : {".sh", ".bash", ".sbatch", ".slurm"})
-    if (path.ends_with(end)) return true;
-  return text.starts_with("#!") || is_model_config(text);
 }
 
 Import from_launch_file(std::string_view text, const std::string& path, const Machine& machine,

@@ -9,6 +9,7 @@
 #include "emitted.hpp"
 #include "field_table.hpp"
 #include "flag_words.hpp"
+#include "pipewright/emit.hpp"
 #include "programs.hpp"
 
 namespace pipewright::emit {
@@ -359,6 +360,12 @@ Launch launch_of_model_config(std::string_view text, const std::string& file,
     launch.notes.emplace_back("assumed 8 GPUs of one node, as Megatron's functional tests run");
   }
   return launch;
+}
+
+bool is_launch_file(const std::string& path, std::string_view text) {
+  for (const auto* end : {".sh", ".bash", ".sbatch", ".slurm"})
+    if (path.ends_with(end)) return true;
+  return text.starts_with("#!") || is_model_config(text);
 }
 
 }  // namespace pipewright::emit

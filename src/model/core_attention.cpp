@@ -95,7 +95,7 @@ void CoreAttention::fused_kernel(const std::string& name, const std::string& pas
   // Context parallelism (ring): each of its steps computes queries of this rank against the keys of one rank. With the
   // load-balanced split all but the first cover half of the square, as the causal one does. Beside a step's kernel the
   // next keys arrive, in backward with the gradients of those before (context_parallel.py:2465-2497).
-  const Int ring = d_.context.ring, own = 2 * d_.tokens * (d_.kv + d_.v_width());
+  const Int ring = d_.context.ring, own = ring_bytes();
   const bool backward = pass.starts_with("backward");
   if (ring > 1) w_.launch("attention.k and v joined", {"copy.d2d", {own}});
   for (Int step = 0; step < ring; ++step) {
@@ -265,7 +265,7 @@ bool CoreAttention::joins_keys() const {
 // as recorded on the first of two ranks, half of whose queries see the keys of others; every other step and what
 // corrects it live on a second stream.
 std::uint32_t CoreAttention::ring_forward() {
-  const Int ring = d_.context.ring, own = 2 * d_.tokens * (d_.kv + d_.v_width());
+  const Int ring = d_.context.ring, own = ring_bytes();
   const Int out = 2 * d_.tokens * d_.o_width(), sums = 4 * d_.tokens * d_.heads;
   const char* const owner = "attention.ring";
   std::vector<std::uint32_t> sent, steps;
@@ -293,7 +293,7 @@ std::uint32_t CoreAttention::ring_forward() {
 }
 
 CoreAttention::Gradients CoreAttention::ring_backward() {
-  const Int ring = d_.context.ring, own = 2 * d_.tokens * (d_.kv + d_.v_width()), sums = 4 * d_.tokens * d_.heads;
+  const Int ring = d_.context.ring, own = ring_bytes(), sums = 4 * d_.tokens * d_.heads;
   const char* const owner = "attention.ring";
   const auto half_sums = w_.allocate_float(owner, sums / 2);
   Gradients g{};

@@ -71,6 +71,7 @@ class CoreAttention {
   std::uint32_t padded(const std::string& name, const char* owner);
   void causal_kernel(const std::string& name, const std::string& pass);
   void fused_kernel(const std::string& name, const std::string& pass);
+  Int ring_bytes() const { return 2 * d_.tokens * (d_.kv + d_.v_width()); }  ///< keys and values of a rank
   std::uint32_t ring_forward();
   Gradients ring_backward();
   void ring_corrects();

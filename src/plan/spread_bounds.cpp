@@ -13,8 +13,6 @@ namespace {
 using predict::Layers;
 using predict::Replay;
 
-bool is_full(const Scenario& s) { return s.settings.recompute_granularity.value_or("") == "full"; }
-
 Scenario every_layer_in_full(Scenario s) {
   s.settings.recompute_granularity = "full";
   s.settings.recompute_method = "uniform";
@@ -32,13 +30,6 @@ std::vector<double> first_of_chunks(const predict::Split& split, std::size_t lay
   return part;
 }
 
-int longest_chunk(const predict::Split& split) {
-  int most = 0;
-  for (const auto& rank : split.ranks)
-    for (const auto& chunk : rank.chunks) most = std::max(most, chunk.layers);
-  return most;
-}
-
 std::string name_of(Overlap overlap) { return ", overlap " + std::to_string(static_cast<int>(overlap)); }
 
 /// Of one or the other.
@@ -48,6 +39,15 @@ SpreadBound either(const SpreadBound& a, const SpreadBound& b) {
 }
 
 }  // namespace
+
+bool SpreadBounds::is_full(const Scenario& s) { return s.settings.recompute_granularity.value_or("") == "full"; }
+
+int SpreadBounds::longest_chunk(const predict::Split& split) {
+  int most = 0;
+  for (const auto& rank : split.ranks)
+    for (const auto& chunk : rank.chunks) most = std::max(most, chunk.layers);
+  return most;
+}
 
 std::shared_ptr<const Layers> SpreadBounds::unpriced(const Scenario& with) const {
   return options_.layers(with).layers();
@@ -390,20 +390,8 @@ Bytes SpreadBounds::of_state(const Spread& spread) const {
   return least.value_or(Bytes(0));
 }
 
-SpreadBound SpreadBounds::by_kernels(const Spread&, const Kernels& kernels, double) const {
-  return {kernels.bare, std::max(Bytes(0), kernels.of_state), true};
-}
-
-SpreadBound SpreadBounds::by_splits(const Spread& spread, const Kernels& kernels, double enough) const {
-  auto found = by_kernels(spread, kernels, enough);
-  if (found.lacking > Bytes(0) || found.cost >= enough) return found;
-  const auto& all = splits(spread, kernels, enough);
-  if (!all.empty()) found.cost = std::ranges::min(all, {}, &OfSplit::bare).bare;
-  return found;
-}
-
 SpreadBound SpreadBounds::without_recompute(const Spread& spread, double enough, ByOverlap<double>& least,
-                                            ByKernels look) {
+                                            bool by_splits) {
   SpreadBound all;
   for (const Overlap overlap : all_overlaps) {
     double& cost_of = least[static_cast<std::size_t>(overlap)];
@@ -411,8 +399,11 @@ SpreadBound SpreadBounds::without_recompute(const Spread& spread, double enough,
     if (cost_of < enough) {
       const auto known = kernels(spread, overlap);
       if (!known) continue;
-      one = (this->*look)(spread, *known, enough);
-      one.cost = cost_of = std::max(cost_of, one.cost);
+      one = {std::max(cost_of, known->bare), std::max(Bytes(0), known->of_state), true};
+      if (by_splits && one.lacking <= Bytes(0) && one.cost < enough)
+        if (const auto& of = splits(spread, *known, enough); !of.empty())
+          one.cost = std::max(one.cost, std::ranges::min(of, {}, &OfSplit::bare).bare);
+      cost_of = one.cost;
     }
     all = all.known ? either(all, one) : one;
   }
@@ -420,11 +411,11 @@ SpreadBound SpreadBounds::without_recompute(const Spread& spread, double enough,
 }
 
 SpreadBound SpreadBounds::of_kernels(const Spread& spread, double enough, ByOverlap<double>& least) {
-  return without_recompute(spread, enough, least, &SpreadBounds::by_kernels);
+  return without_recompute(spread, enough, least, false);
 }
 
 SpreadBound SpreadBounds::of_splits(const Spread& spread, double enough, ByOverlap<double>& least) {
-  return without_recompute(spread, enough, least, &SpreadBounds::by_splits);
+  return without_recompute(spread, enough, least, true);
 }
 
 SpreadBound SpreadBounds::of_structure(const Spread& spread, const Structure& structure, double enough) {
@@ -508,100 +499,6 @@ SpreadBound SpreadBounds::of_offload(const Spread& spread, const Structure& stru
   } catch (const UsageError&) {
     return {};  // its candidates say why
   }
-}
-
-/// Copies without which a split lacks what it does: of every byte, as if all that may move were enough.
-double SpreadBounds::ns_per_byte(const predict::SpreadFloor& floor, predict::Split split, const Replay& all,
-                                 const Replay& moved) const {
-  const auto missing = std::max(Bytes(0), floor.lacking(split, moved));
-  for (auto& rank : split.ranks) rank.available += missing;
-  const auto lacking = static_cast<double>(floor.lacking(split, all).value);
-  if (lacking <= 0) return 0;
-  const auto copies = floor.moving(split, all, moved);
-  return copies ? cost(*copies, objective_) / lacking : 0;
-}
-
-std::optional<Guess> SpreadBounds::guess(const Spread& spread, const Structure& structure, const Scenario& candidate) {
-  const auto known = kernels(spread, overlap_of(candidate));
-  if (!known || known->of_state > Bytes(0)) return std::nullopt;
-  try {
-    const auto& s = candidate.settings;
-    const Choices& choices = this->choices(spread, *known);
-    const auto choice = std::ranges::find_if(choices.all, [&](const Choice& one) {
-      return one.kind == Choice::Kind::modules && one.with.settings.recompute_modules == s.recompute_modules &&
-             one.with.settings.recompute_granularity == s.recompute_granularity;
-    });
-    const Layers* layers = choice == choices.all.end() ? nullptr : timed(choices, *choice);
-    if (layers == nullptr) return std::nullopt;
-    const auto& floor = *known->floor;
-    const auto split = options_.split(Space::without_work(structure.partial));
-    const Replay all{layers}, moved{kept(choices, *choice)};
-    return Guess{cost(floor.least(split, layers), objective_), static_cast<double>(floor.lacking(split, all).value),
-                 static_cast<double>(floor.lacking(split, moved).value), ns_per_byte(floor, split, all, moved),
-                 static_cast<double>(split.ranks.front().available.value)};
-  } catch (const UsageError&) {
-    return std::nullopt;  // the candidate says why
-  }
-}
-
-std::optional<Bytes> SpreadBounds::lacking(const Spread& spread, const Structure& structure,
-                                           const Scenario& candidate) {
-  const auto overlap = overlap_of(candidate);
-  const auto known = is_full(candidate) ? nullptr : kernels(spread, overlap);
-  if (!known) return std::nullopt;
-  try {
-    const auto layers = offloaded(spread, candidate);
-    return known->floor->lacking(options_.split(Space::without_work(structure.partial)), Replay{layers.get()});
-  } catch (const UsageError&) {
-    return std::nullopt;  // the candidate says why
-  }
-}
-
-double SpreadBounds::promise(const Spread& spread) {
-  double promise = std::numeric_limits<double>::max();
-  for (const Overlap overlap : all_overlaps) {
-    const auto known = kernels(spread, overlap);
-    if (!known || known->of_state > Bytes(0)) continue;
-    try {
-      const auto& floor = *known->floor;
-      const auto split = options_.split(Space::without_work(known->example));
-      const double bare = std::max(known->bare, cost(floor.least(split), objective_));
-      if (bare >= promise) continue;
-      const Choices& choices = this->choices(spread, *known);
-      const auto of = [&](const Replay& replay) { return static_cast<double>(floor.lacking(split, replay).value); };
-      const Replay none{choices.bare.get()}, none_moved{choices.bare_kept.get()};
-      const double lacking = of(none), moved = of(none_moved);
-      if (lacking <= 0) {
-        promise = bare;
-        continue;
-      }
-      const double copies = space_.searches_offload() ? ns_per_byte(floor, split, none, none_moved) : 0;
-      std::set<std::size_t> parts;  // of another choice, which frees more
-      for (const Choice& choice : choices.all) parts.insert(choice.within.begin(), choice.within.end());
-      for (std::size_t i = 0; i < choices.all.size(); ++i) {
-        const Choice& choice = choices.all[i];
-        const Layers* layers = parts.contains(i) ? nullptr : timed(choices, choice);
-        if (layers == nullptr) continue;
-        const bool modules = choice.kind == Choice::Kind::modules, groups = choice.kind == Choice::Kind::groups;
-        const int all_layers = groups ? 0 : longest_chunk(split);
-        const double lacks = of(modules ? Replay{layers} : Replay{choices.bare.get(), layers, all_layers, groups});
-        const double lacks_moved = modules ? of(Replay{kept(choices, choice)}) : lacks;  // beside it nothing moves
-        const double more = std::max(0.0, cost(floor.least(split, layers), objective_) - bare);
-        constexpr int parts_of_it = 16;
-        for (int part = 0; part <= parts_of_it; ++part) {
-          const double share = part / double{parts_of_it};
-          const double time = bare + share * more, still = lacking + share * (lacks - lacking);
-          if (still <= 0)
-            promise = std::min(promise, time);
-          else if (copies > 0 && moved + share * (lacks_moved - moved) <= 0)
-            promise = std::min(promise, std::max(time, copies * still));
-        }
-      }
-    } catch (const UsageError&) {
-      // nothing is guessed of it
-    }
-  }
-  return promise;
 }
 
 SpreadBound SpreadBounds::operator()(const Spread& spread, double enough, const ByOverlap<double>& least) {

@@ -146,12 +146,11 @@ class SpreadBounds {
   std::shared_ptr<const Moved> beside_offload(const Spread& spread, const Scenario& without);
   /// As if what it offloads were in all layers.
   std::shared_ptr<const predict::Layers> offloaded(const Spread& spread, const Scenario& candidate);
+  static bool is_full(const Scenario& s);
+  static int longest_chunk(const predict::Split& split);
   std::shared_ptr<const Kernels> make(const Scenario& example) const;
   std::shared_ptr<const Kernels> kernels(const Spread& spread, Overlap overlap);
-  using ByKernels = SpreadBound (SpreadBounds::*)(const Spread&, const Kernels&, double) const;
-  SpreadBound without_recompute(const Spread& spread, double enough, ByOverlap<double>& least, ByKernels look);
-  SpreadBound by_kernels(const Spread& spread, const Kernels& kernels, double enough) const;
-  SpreadBound by_splits(const Spread& spread, const Kernels& kernels, double enough) const;
+  SpreadBound without_recompute(const Spread& spread, double enough, ByOverlap<double>& least, bool by_splits);
   double mean(const Kernels& kernels, const Choice& choice, const predict::Layers& layers) const;
   /// The least of these splits, where it is less than `enough`.
   SpreadBound bound(const Spread& spread, const Kernels& kernels, std::vector<OfSplit> splits, double enough);

@@ -1,4 +1,4 @@
-// What a rank's allocator misses because NCCL's watchdog has not looked yet.
+// What a rank's allocator misses, or gets back late, because NCCL's watchdog has not looked or its GPU not come there.
 #pragma once
 
 #include "pipewright/model.hpp"
