@@ -185,7 +185,7 @@ class Importer {
     }
     // Another operator's time stands for it, or several of them: it says nothing of that one.
     if (operation.expected->operation == eager_operation || kernel.share != 1) return;
-    const double factor = slowdown(profile::family(kernel.key.family).load,
+    const double factor = slowdown(timeline::load_of(kernel, model::topology(scenario_)),
                                    trace.activities[operation.activities.front()].start, end, load, beside);
     auto& samples = samples_[kernel.key];
     if (samples.op.empty()) samples.op = kernel.name;

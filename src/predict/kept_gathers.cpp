@@ -11,9 +11,10 @@ namespace pipewright::predict {
 namespace {
 
 constexpr double watchdog_us = 100e3;
-constexpr int events_of_collective = 4;  // recorded before and after it, waited for by either stream (c10d); they queue
-                                         // as launches do (forums.developer.nvidia.com/t/220629)
-constexpr int most_microbatches = 8;     // by then a host is as far ahead as it gets
+/// Events recorded before and after a collective, each waited for by the other stream (c10d), queue as launches do
+/// (forums.developer.nvidia.com/t/220629); those for which no other stream waits do not (launch_queue_depth).
+constexpr int events_of_collective = 4;
+constexpr int most_microbatches = 8;  // by then a host is as far ahead as it gets
 
 /// How a rank's host goes with its GPU.
 enum class Pacing : std::uint8_t {

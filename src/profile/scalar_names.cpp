@@ -25,6 +25,8 @@ constexpr std::array whole_names = {
     "clocks.exchange_watts",
     "clocks.fluctuation",
     "clocks.law_spread",
+    "clocks.peers",
+    "clocks.ring",
     "clocks.window_ms",
     "host.backward_begin_us",
     "host.backward_end_us",

@@ -170,6 +170,15 @@ std::optional<double> weight_of(const Clocks& layer, const Clocks* kernels) {
 
 }  // namespace
 
+double Clocks::at(double ClockRow::*column, double duty) const {
+  const auto above = std::find_if(rows.begin(), rows.end(), [duty](const ClockRow& r) { return r.duty >= duty; });
+  if (above == rows.begin() || rows.size() == 1) return rows.front().*column;
+  const auto& next = above == rows.end() ? rows.back() : *above;
+  const auto& below = *(&next - 1);
+  const double share = (duty - below.duty) / (next.duty - below.duty);
+  return (1 - share) * below.*column + share * next.*column;
+}
+
 double Clocks::slowdown(Load load, double duty) const {
   double ClockRow::*column = nullptr;
   switch (load) {
@@ -183,16 +192,16 @@ double Clocks::slowdown(Load load, double duty) const {
       column = &ClockRow::memory;
       break;
     case Load::network:
+    case Load::ring:
+    case Load::peers:
     case Load::none:
       break;
   }
-  if (rows.empty() || column == nullptr) return 1;
-  const auto above = std::find_if(rows.begin(), rows.end(), [duty](const ClockRow& r) { return r.duty >= duty; });
-  if (above == rows.begin() || rows.size() == 1) return rows.front().*column;
-  const auto& next = above == rows.end() ? rows.back() : *above;
-  const auto& below = *(&next - 1);
-  const double share = (duty - below.duty) / (next.duty - below.duty);
-  return (1 - share) * below.*column + share * next.*column;
+  return rows.empty() || column == nullptr ? 1 : at(column, duty);
+}
+
+double Clocks::slower_clock(double duty) const {
+  return rows.empty() ? 1 : rows.front().mhz / at(&ClockRow::mhz, duty);
 }
 
 void Clocks::scale_load(double factor) {
@@ -258,6 +267,13 @@ ClockLaw ClockLaw::among(std::int64_t gpus, std::int64_t stage) const {
   return law;
 }
 
+double ClockLaw::slowdown(Load load, double weighted_duty) const {
+  const double share = load == Load::ring ? ring : load == Load::peers ? peers : 0;
+  const double more =
+      share > 0 ? share * (layer->slower_clock(weighted_duty) - 1) : layer->slowdown(load, weighted_duty) - 1;
+  return 1 + more * together;
+}
+
 double ClockLaw::weight(Load load) const {
   switch (load) {
     case Load::matrix:
@@ -267,6 +283,8 @@ double ClockLaw::weight(Load load) const {
     case Load::memory:
       return memory;
     case Load::network:
+    case Load::ring:
+    case Load::peers:
       return exchange;
     case Load::none:
       return 0;
@@ -386,6 +404,8 @@ std::optional<ClockLaw> Profiles::clock_law(const std::string& precision) const 
   }
   if (const double busy = layer.busy_watts(); busy > 0)
     law.exchange = find_scalar("clocks.exchange_watts").value_or(0) / busy;
+  law.ring = find_scalar("clocks.ring").value_or(0);
+  law.peers = find_scalar("clocks.peers").value_or(0);
   if (!layer.rows.empty()) {
     const ClockRow& full = layer.rows.back();
     const double slowest = layer.matrix_share * full.matrix + layer.attention_share * full.attention +

@@ -69,6 +69,7 @@ std::vector<Clockwork::Role> Clockwork::roles_of(const Graph& graph) const {
     role.load = static_cast<std::uint8_t>(graph.loads[node]) & 7U;
     if (label.kind != NodeKind::kernel) continue;
     role.computes = computes(label);
+    role.on_wire = pace_.clocks && wire_of(graph.loads[node]).has_value();
     role.exchanges = pace_.slows_exchanges && label.lane == Lane::expert && label.purpose == model::Purpose::ep;
     role.on_compute = label.lane == Lane::compute;
     role.partitioned = label.partitioned;
@@ -82,7 +83,7 @@ void Clockwork::find_use(const Graph& graph, const std::vector<Role>& roles, con
   use.network.clear(occupations.size());
   use.across.clear(occupations.size());
   for (Coverage& kind : use.kinds) kind.clear(0);
-  std::array<double, static_cast<std::size_t>(profile::Load::none) + 1> weights{};
+  std::array<double, static_cast<std::size_t>(profile::Load::peers) + 1> weights{};
   for (std::size_t load = 0; load < weights.size(); ++load)
     weights[load] = pace_.clocks ? pace_.clocks->weight(static_cast<profile::Load>(load)) : 1;
   nodes.each(rank, [&](std::uint32_t node) {
@@ -140,6 +141,11 @@ std::int64_t Clockwork::settle(const Graph& graph, Times& times) const {
     find_use(graph, roles, nodes, rank, occupations[rank], times, use);
     Places computed, covered, far;
     std::array<Places, 3> exchanged;
+    const auto by_clock = [&](profile::Load load, std::int64_t start) {
+      if (!pace_.clocks) return 1.0;
+      return pace_.clocks->slowdown(load,
+                                    share(use.compute, start - std::min(pace_.window_ns, step), start, step, computed));
+    };
     nodes.each(rank, [&](std::uint32_t node) {
       const Role role = roles[node];
       const std::int64_t start = times.start[node], end = times.end[node];
@@ -148,11 +154,12 @@ std::int64_t Clockwork::settle(const Graph& graph, Times& times) const {
         double slower = 0;
         for (std::size_t kind = 0; kind < pace_.beside.size(); ++kind)
           slower += (pace_.beside[kind] - 1) * share(use.kinds[kind], start, end, step, exchanged[kind]);
-        times.end[node] = slowed(node, towards(*more++, round, slower));
+        const double factor = towards(*more++, round, slower);
+        times.end[node] = slowed(node, role.on_wire ? factor * by_clock(role.what(), start) : factor);
         return;
       }
       if (!role.computes) {
-        times.end[node] = graph.duration_ns[node];
+        times.end[node] = role.on_wire ? slowed(node, by_clock(role.what(), start)) : graph.duration_ns[node];
         return;
       }
       const profile::Load load = role.what();
@@ -164,11 +171,7 @@ std::int64_t Clockwork::settle(const Graph& graph, Times& times) const {
             share(use.network, start, end, step, covered) + share(use.across, start, end, step, far);
         factor = towards(beside_this, round, slows * beside_it);
       }
-      if (pace_.clocks) {
-        const double duty = share(use.compute, start - std::min(pace_.window_ns, step), start, step, computed);
-        factor *= pace_.clocks->slowdown(load, duty);
-      }
-      times.end[node] = slowed(node, factor);
+      times.end[node] = slowed(node, factor * by_clock(load, start));
     });
   };
   for (int round = 0; round < most_rounds && !settled(static_cast<double>(before), static_cast<double>(step), 1e-4);

@@ -42,6 +42,7 @@ class Clockwork {
     bool exchanges : 1 = false;   ///< experts' rows, slowed by kernels beside
     bool on_compute : 1 = false;  ///< a kernel of the compute stream
     bool partitioned : 1 = false;
+    bool on_wire : 1 = false;  ///< NCCL's, slower as the clock falls
     profile::Load what() const { return static_cast<profile::Load>(load); }
   };
   static_assert(sizeof(Role) == 1);

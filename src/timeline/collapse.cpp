@@ -71,7 +71,7 @@ Collapser::Collapser(const scenario::Scenario& scenario, const profile::Profiles
   for (std::size_t kind = 0; kind < beside_.size(); ++kind) beside_[kind] = pace.beside[kind] - 1;
   if (!pace.clocks) {
     duties_ = {0};
-    clock_factor_ = {{1, 1, 1}};
+    clock_factor_ = {{1, 1, 1, 1, 1}};
     return;
   }
   const profile::ClockLaw& law = *pace.clocks;
@@ -80,9 +80,11 @@ Collapser::Collapser(const scenario::Scenario& scenario, const profile::Profiles
   for (const auto& row : law.layer->rows) duties_.push_back(row.duty);
   constexpr double heaviest = 1.5;  // no load weighs more; beyond the last row the law goes on in a straight line
   duties_.push_back(heaviest);
-  for (const double duty : duties_)
-    clock_factor_.push_back({law.slowdown(profile::Load::matrix, duty), law.slowdown(profile::Load::attention, duty),
-                             law.slowdown(profile::Load::memory, duty)});
+  for (const double duty : duties_) {
+    auto& factors = clock_factor_.emplace_back();
+    for (std::size_t load = 0; load < slowing_loads.size(); ++load)
+      factors[load] = law.slowdown(slowing_loads[load], duty);
+  }
 }
 
 Slowdown Collapser::at_duty(double duty) const {
@@ -98,8 +100,8 @@ double Collapser::duration(const Event& event, std::size_t row, double contended
   if (event.kind) {
     const double beside = event.kernel->sm_share < 1 ? leaving_ : contention_[*event.kind];
     factor += (beside - 1) * (event.beside_own + (1 - event.beside_own) * contended);
-    factor *= clock_factor_[row][*event.kind];
   }
+  if (event.clock) factor *= clock_factor_[row][*event.clock];
   return gap_ + std::floor(event.cool_ns * factor + 0.5);
 }
 
@@ -108,7 +110,8 @@ Collapser::Event Collapser::event(const model::Kernel& kernel, const Price& pric
   event.kernel = &kernel;
   event.on_gpu = !kernel.key.family.empty();
   event.computes = computes(kernel);
-  if (event.computes && event.on_gpu) event.kind = kind_of(profile::family(kernel.key.family).load);
+  if (event.computes && event.on_gpu) event.kind = kind_of(price.load);
+  event.clock = event.kind ? event.kind : wire_of(price.load);
   event.exchanges = slows_exchanges_ && kernel.stream == model::Stream::compute && kernel.purpose == model::Purpose::ep;
   event.host_ns = static_cast<double>(nanoseconds(price.host_us));
   event.cool_ns = static_cast<double>(whole_ns(price.time.ns / kernel.sm_share));

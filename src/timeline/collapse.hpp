@@ -17,6 +17,7 @@
 #include <span>
 #include <vector>
 
+#include "pace.hpp"
 #include "pipewright/timeline.hpp"
 
 namespace pipewright::timeline {
@@ -119,7 +120,8 @@ class Collapser {
   struct Event {
     const model::Kernel* kernel = nullptr;  ///< null: the compute stream, or the host, waits for `waits_for`
     std::uint32_t number = 0;               ///< of the kernel in its piece
-    std::optional<std::size_t> kind;        ///< of kernels that slow: matrix, attention, memory
+    std::optional<std::size_t> kind;        ///< of kernels that slow beside others: matrix, attention, memory
+    std::optional<std::size_t> clock;       ///< of those that slow as the clock falls: place in `slowing_loads`
     bool on_gpu = false, computes = false, exchanges = false;
     double host_ns = 0, cool_ns = 0;
     model::Stream waits_for{};
@@ -134,8 +136,8 @@ class Collapser {
   double duration(const Event& event, std::size_t row, double contended, bool exchanged = false) const;
 
   double gap_ = 0, synchronize_ = 0;
-  std::vector<double> duties_;                       ///< of the rows
-  std::vector<std::array<double, 3>> clock_factor_;  ///< [row][matrix, attention, memory]
+  std::vector<double> duties_;                                          ///< of the rows
+  std::vector<std::array<double, slowing_loads.size()>> clock_factor_;  ///< [row][place in `slowing_loads`]
   std::array<double, 3> contention_{}, weights_{1, 1, 1}, beside_{};
   double leaving_ = 1;
   bool slows_exchanges_ = false;

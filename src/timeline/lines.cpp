@@ -35,7 +35,7 @@ HostLine launch(const model::Kernel& kernel, const Price& price, std::uint32_t p
   line.on_gpu = !kernel.key.family.empty();
   if (!line.on_gpu) return line;
   line.own_stream = kernel.stream == model::Stream::compute;
-  line.load = profile::family(kernel.key.family).load;
+  line.load = price.load;
   line.ns = whole_ns(price.time.ns / kernel.sm_share) + gap_ns;
   line.label.lane = lane_of(kernel.stream);
   line.label.purpose = kernel.purpose;

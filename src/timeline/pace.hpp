@@ -34,6 +34,15 @@ inline std::optional<std::size_t> kind_of(profile::Load load) {
   }
 }
 
+/// What slows as the clock falls: kinds of kernels, then NCCL's over NVLink.
+inline constexpr std::array slowing_loads{profile::Load::matrix, profile::Load::attention, profile::Load::memory,
+                                          profile::Load::ring, profile::Load::peers};
+/// Place of NCCL's in it.
+inline std::optional<std::size_t> wire_of(profile::Load load) {
+  if (load != profile::Load::ring && load != profile::Load::peers) return std::nullopt;
+  return load == profile::Load::ring ? 3 : 4;
+}
+
 struct Pace {
   Pace(const scenario::Scenario& scenario, const profile::Profiles& profiles);
   /// Relative time of a kernel beside an NCCL kernel all the while, as capture measured it.

@@ -82,6 +82,7 @@ class Pricer {
       result.time = time(*kernel.exchange);
     else if (!kernel.key.family.empty())
       result.time = time(kernel.key);
+    result.load = load_of(kernel, network_.topology);
     result.time.ns *= kernel.share;
     if (sinks_ && kernel.key.family.starts_with("attention.thd.")) add_sinks(kernel.key, result.time);
     if (kernel.empty > 0) add_empty(static_cast<double>(kernel.empty), kernel.key.family, result.time);
@@ -173,6 +174,18 @@ class Pricer {
 };
 
 }  // namespace
+
+profile::Load load_of(const model::Kernel& kernel, const profile::Topology& topology) {
+  if (kernel.key.family.empty()) return profile::Load::none;
+  const auto load = profile::family(kernel.key.family).load;
+  if (load != profile::Load::network || !kernel.key.family.ends_with(".nvlink")) return load;
+  using Kind = profile::Exchange::Kind;
+  const auto& exchange = kernel.exchange;
+  if (exchange && (exchange->library != profile::Exchange::Library::nccl || domains(topology, *exchange) > 1))
+    return load;
+  if (kernel.key.family.starts_with(profile::name(Kind::send_recv))) return load;  // not measured
+  return kernel.key.family.starts_with(profile::name(Kind::all_to_all)) ? profile::Load::peers : profile::Load::ring;
+}
 
 double host_time_factor(const scenario::Scenario& scenario, const profile::Profiles& profiles) {
   if (scenario.cluster.host_time_factor) return *scenario.cluster.host_time_factor;

@@ -32,7 +32,9 @@ struct Key {
 };
 
 /// Which part of the chip a kernel works: decides how it slows when the power limit lowers the clock (Clocks below).
-enum class Load : std::uint8_t { matrix, attention, memory, network, none };
+/// NCCL's kernels over NVLink copy by the multiprocessors: collectives along a ring, exchanges with all peers.
+/// `network`: families of either; what a network decides does not slow.
+enum class Load : std::uint8_t { matrix, attention, memory, network, none, ring, peers };
 
 /// A family: names of its dimensions, its work in FLOP and its traffic in bytes (read + written, each tensor once);
 /// interpolation is over the achieved rate, roofline shares are printed from it.
@@ -106,8 +108,13 @@ struct Clocks {
   /// Factor on a cool kernel time at this duty, linear between rows, held before the first, and on beyond the last: a
   /// load heavier than the one measured asks for more than the whole part's power.
   double slowdown(Load load, double duty) const;
+  /// The clock of the first row over that at this duty, in the same way.
+  double slower_clock(double duty) const;
   /// What load adds to kernel times, times `factor`.
   void scale_load(double factor);
+
+ private:
+  double at(double ClockRow::*column, double duty) const;  ///< there are rows
 };
 
 /// Expected largest of `count` standard normal deviates; 0 for one.
@@ -119,6 +126,7 @@ struct ClockLaw {
   const Clocks* layer = nullptr;
   double matrix = 1, attention = 1, memory = 1;  ///< the layer's duty over this kind's at the same clock
   double exchange = 0;                           ///< NCCL's collectives: power above idle over the layer's
+  double ring = 0, peers = 0;                    ///< of their time over NVLink, the share that grows as the clock falls
   double fluctuation = 0;  ///< of what load adds to kernel times, from one tick of the controller to the next, relative
   double chips = 0;        ///< the same from one chip to the next
   /// What load adds, for GPUs that wait for each other: of those that do every few milliseconds the one decides whose
@@ -130,9 +138,7 @@ struct ClockLaw {
   ClockLaw among(std::int64_t gpus, std::int64_t stage) const;
   double weight(Load load) const;
   /// Factor on a cool kernel time: Clocks::slowdown(), what it adds taken `together`.
-  double slowdown(Load load, double weighted_duty) const {
-    return 1 + (layer->slowdown(load, weighted_duty) - 1) * together;
-  }
+  double slowdown(Load load, double weighted_duty) const;
 };
 
 /// A way between GPUs or hosts. Times by size come from families "send_recv.<link>", "all_gather.<link>", ...; a link

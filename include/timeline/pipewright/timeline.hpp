@@ -185,6 +185,7 @@ void run(const Graph& graph, Times& times);
 struct Price {
   profile::Timing time;
   double host_us = 0;
+  profile::Load load = profile::Load::none;  ///< how it slows when the clock falls
 };
 struct Prices {
   using List = std::vector<Price>;
@@ -192,6 +193,8 @@ struct Prices {
   std::vector<std::vector<List>> gradient_sync, parameter_gather;  ///< [pipeline rank][chunk][kernel]
   std::vector<List> finalize, optimizer;                           ///< [pipeline rank][kernel]
 };
+/// How a kernel slows when the clock falls: as its family, or as NCCL's over NVLink where it stays in one domain.
+profile::Load load_of(const model::Kernel& kernel, const profile::Topology& topology);
 /// How much longer this scenario's hosts take for the same code than the reference host, on which the profile's host.*
 /// costs are stated: cluster.host_time_factor, else the profile's host.time_factor, else 1.
 double host_time_factor(const scenario::Scenario& scenario, const profile::Profiles& profiles);
