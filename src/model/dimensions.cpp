@@ -30,29 +30,42 @@ double rotation_of(bool interleaved, bool partial) {
   return partial ? 1.11 : 1;
 }
 
-/// Groups of `size` ranks `stride` apart fill the GPUs one after the other. They stay inside an NVLink domain where
-/// they divide it, or there is one; else some lie across its end, and the rank with the fewest beside it is the
-/// slowest.
-Way way_of(const Scenario& s, Int stride, Int size) {
-  const Int domain = scenario::nvlink_domain(s), block = stride * size;
-  Way way{s.cluster.link, stride, false, 0};
-  if (size <= 1 || s.cluster.num_gpus <= domain || (block <= domain && domain % block == 0)) return way;
-  way.link = s.cluster.inter_node_link;
-  way.leaves = true;
-  if (block % domain == 0 || stride >= domain) return way;
-  way.fewest_together = size;
-  // Where a group begins with a domain, what follows is like the start.
-  for (Int first = 0; first + block <= s.cluster.num_gpus && (first == 0 || first % domain != 0); first += block)
+/// Groups of `size` ranks `stride` apart fill the GPUs one after the other: of those that share `unit` neighbouring
+/// GPUs (a domain, what hangs below a switch), the fewest, for the slowest rank decides. 0: as many as there is room
+/// for.
+Int fewest_together(Int gpus, Int stride, Int size, Int unit) {
+  const Int block = stride * size;
+  if (unit % block == 0 || block % unit == 0 || stride >= unit) return 0;
+  Int fewest = size;
+  // Where a group begins with a unit, what follows is like the start.
+  for (Int first = 0; first + block <= gpus && (first == 0 || first % unit != 0); first += block)
     for (Int lane = 0; lane < stride; ++lane)
       for (Int rank = 0, together = 0; rank < size; ++rank) {
         ++together;
         const Int gpu = first + lane + rank * stride;
-        if (rank + 1 < size && (gpu + stride) / domain == gpu / domain) continue;
-        way.fewest_together = std::min(way.fewest_together, together);
+        if (rank + 1 < size && (gpu + stride) / unit == gpu / unit) continue;
+        fewest = std::min(fewest, together);
         together = 0;
       }
+  return fewest;
+}
+
+}  // namespace
+
+/// They stay inside an NVLink domain where they divide it, or there is one; else some lie across its end.
+Way way_of(const Scenario& s, Int stride, Int size) {
+  const Int gpus = s.cluster.num_gpus, domain = scenario::nvlink_domain(s), block = stride * size;
+  Way way{s.cluster.link, stride, false, 0, {}};
+  if (size <= 1 || gpus <= domain || (block <= domain && domain % block == 0)) return way;
+  way.link = s.cluster.inter_node_link;
+  way.leaves = true;
+  way.fewest_together = fewest_together(gpus, stride, size, domain);
+  for (const Int below : s.cluster.network.levels)
+    way.fewest_below.push_back(fewest_together(gpus, stride, size, below));
   return way;
 }
+
+namespace {
 
 Int divided(const Scenario& s, const std::string& key, Int value, Int by) {
   if (value % by) {
