@@ -350,9 +350,13 @@ Timing ring_step(const Profiles& profiles, const Network& network, const Exchang
   const auto bytes = std::llround(e.bytes);
   if (domains(topology, e) == 1) return profiles.time({"send_recv." + topology.inside, {bytes}});
   std::int64_t leaves = topology.domain;
-  for (std::size_t s = 0; s < topology.switches.size(); ++s)
+  Network shared = network;
+  for (std::size_t s = 0; s < topology.switches.size(); ++s) {
     if (ranks_below(topology, e, s) < e.ranks) leaves = std::max(leaves, topology.switches[s].gpus);
-  return transfer_time(profiles, network, std::max<std::int64_t>(0, leaves - e.stride), e.stride, e.stride, bytes);
+    // Of rings across its end two leave it, one on its way and one on its way back.
+    if (s < e.fewest_below.size() && e.fewest_below[s] > 0) shared.topology.switches[s].oversubscription *= 2;
+  }
+  return transfer_time(profiles, shared, std::max<std::int64_t>(0, leaves - e.stride), e.stride, e.stride, bytes);
 }
 
 }  // namespace
