@@ -19,6 +19,9 @@ import sys
 PROGRAM, PROFILES = sys.argv[1:]
 PROFILE = json.load(open(os.path.join(PROFILES, "h100-sxm.json"), encoding="utf8"))
 NVLINK = next(link["gbytes_per_s"] for link in PROFILE["links"] if link["name"] == "nvlink")
+# What a ring of so many GPUs of a domain passes on, GB/s: the profile's largest reduce-scatter; two pass less than eight.
+BUS = {row["ranks"]: (row["ranks"] - 1) / row["ranks"] * row["bytes"] / row["time_us"] / 1e3
+       for row in sorted(PROFILE["families"]["reduce_scatter.nvlink"]["samples"], key=lambda row: row["bytes"])}
 HIDDEN, FFN, HEADS, GROUPS, HEAD, VOCABULARY, LAYERS, SEQUENCE = 4096, 14336, 32, 8, 128, 32000, 4, 8192
 BASE = """scenario: 1
 model: {{num_layers: 4, hidden_size: 4096, ffn_hidden_size: 14336, num_attention_heads: 32, num_query_groups: 8, seq_length: 8192,
@@ -161,7 +164,8 @@ def ring(check, what, cluster, found, n, stride, size):
         return check(what, cluster, us, nvlink, 1.6 * nvlink + 3.5 * n + 30)
     floor = max(nvlink, levels_us(cluster, n, stride, moved / m, lambda k: moved * math.ceil(n / k) / n))
     steps = 8.4 + (n - d) * 3.4 + (d - 1) * max(3.4, cluster.latency)  # NCCL's Simple protocol
-    return check(what, cluster, us, floor, max(floor, 1.2 * nvlink) + max(steps, 3.5 * n))
+    inside = moved / BUS[max(r for r in BUS if r <= m)] / 1e3 if m > 1 else 0
+    return check(what, cluster, us, floor, max(floor, 1.2 * inside) + max(steps, 3.5 * n))
 
 
 def all_to_all_us(cluster, n, stride, size):
