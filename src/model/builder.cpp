@@ -184,6 +184,13 @@ Kernel host_work(const std::string& name, const char* host_family, int launches)
   return kernel;
 }
 
+static std::optional<profile::Exchange::Kind> kind_named(std::string_view name) {
+  using Kind = profile::Exchange::Kind;
+  for (const Kind each : {Kind::all_gather, Kind::reduce_scatter, Kind::all_reduce, Kind::all_to_all, Kind::send_recv})
+    if (profile::name(each) == name) return each;
+  return std::nullopt;
+}
+
 Kernel collective_kernel(Purpose purpose, const std::string& name, const std::string& kind, Int ranks, Int bytes,
                          const Way& way, Stream stream) {
   Kernel kernel;
@@ -194,13 +201,22 @@ Kernel collective_kernel(Purpose purpose, const std::string& name, const std::st
   kernel.purpose = purpose;
   kernel.link = way.link;
   if (!way.leaves) return kernel;
-  using Kind = profile::Exchange::Kind;
   profile::Exchange exchange = exchange_among(ranks, way);
-  for (const Kind each : {Kind::all_gather, Kind::reduce_scatter, Kind::all_reduce, Kind::all_to_all, Kind::send_recv})
-    if (profile::name(each) == kind) exchange.kind = each;
+  exchange.kind = *kind_named(kind);
   exchange.bytes = static_cast<double>(bytes);
   kernel.exchange = exchange;
   return kernel;
+}
+
+std::optional<profile::Exchange> exchange_of(const Kernel& kernel) {
+  if (kernel.exchange || kernel.link.empty()) return kernel.exchange;
+  const auto kind = kind_named(kernel.key.family.substr(0, kernel.key.family.find('.')));
+  if (!kind) return std::nullopt;
+  profile::Exchange exchange;
+  exchange.kind = *kind;
+  exchange.ranks = *kind == profile::Exchange::Kind::send_recv ? 2 : kernel.key.dims.front();
+  exchange.bytes = static_cast<double>(kernel.key.dims.back());
+  return exchange;
 }
 
 }  // namespace pipewright::model

@@ -30,30 +30,6 @@ double rotation_of(bool interleaved, bool partial) {
   return partial ? 1.11 : 1;
 }
 
-/// Groups of `size` ranks `stride` apart fill the GPUs one after the other. They stay inside an NVLink domain where
-/// they divide it, or there is one; else some lie across its end, and the rank with the fewest beside it is the
-/// slowest.
-Way way_of(const Scenario& s, Int stride, Int size) {
-  const Int domain = scenario::nvlink_domain(s), block = stride * size;
-  Way way{s.cluster.link, stride, false, 0};
-  if (size <= 1 || s.cluster.num_gpus <= domain || (block <= domain && domain % block == 0)) return way;
-  way.link = s.cluster.inter_node_link;
-  way.leaves = true;
-  if (block % domain == 0 || stride >= domain) return way;
-  way.fewest_together = size;
-  // Where a group begins with a domain, what follows is like the start.
-  for (Int first = 0; first + block <= s.cluster.num_gpus && (first == 0 || first % domain != 0); first += block)
-    for (Int lane = 0; lane < stride; ++lane)
-      for (Int rank = 0, together = 0; rank < size; ++rank) {
-        ++together;
-        const Int gpu = first + lane + rank * stride;
-        if (rank + 1 < size && (gpu + stride) / domain == gpu / domain) continue;
-        way.fewest_together = std::min(way.fewest_together, together);
-        together = 0;
-      }
-  return way;
-}
-
 Int divided(const Scenario& s, const std::string& key, Int value, Int by) {
   if (value % by) {
     refuse(s, key, std::to_string(value) + " is not a multiple of the tensor parallel size " + std::to_string(by));
@@ -352,24 +328,6 @@ MoeDimensions moe_dimensions(const Scenario& s, const Dimensions& d) {
 std::int64_t dispatcher_multiprocessors(const Scenario& s, const profile::Device& gpu) {
   const bool flex = s.model.num_moe_experts && s.settings.moe_token_dispatcher_type == "flex";
   return flex ? Dimensions(s, gpu).moe.multiprocessors : 0;
-}
-
-profile::Topology topology(const Scenario& s) {
-  const auto& c = s.cluster;
-  profile::Topology t;
-  t.gpus_per_node = c.gpus_per_node;
-  t.domain = scenario::nvlink_domain(s);
-  t.inside = c.link;
-  t.between = c.inter_node_link;
-  t.nics_per_node = c.nics_per_node;
-  t.nic_gbits = c.nic_gbits;
-  t.latency_us = c.network.latency_us;
-  t.gbytes_per_s = c.network.bandwidth_gbytes_per_s;
-  for (std::size_t i = 0; i < c.network.levels.size(); ++i) {
-    const auto& less = c.network.oversubscription;
-    t.switches.push_back({c.network.levels[i], i < less.size() ? less[i] : 1});
-  }
-  return t;
 }
 
 void Dimensions::set_latent(const Scenario& sc) {

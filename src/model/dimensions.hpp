@@ -33,7 +33,10 @@ struct Way {
   Int stride = 1;
   bool leaves = false;      ///< its NVLink domain
   Int fewest_together = 0;  ///< profile::Exchange
+  std::vector<Int> fewest_below;
 };
+/// Of all groups of `size` ranks, `stride` GPUs apart, the one that is spread the most.
+Way way_of(const scenario::Scenario& s, Int stride, Int size);
 
 /// Among ranks of a group, without its kind and bytes.
 inline profile::Exchange exchange_among(Int ranks, const Way& way) {
@@ -41,6 +44,7 @@ inline profile::Exchange exchange_among(Int ranks, const Way& way) {
   exchange.ranks = ranks;
   exchange.stride = way.stride;
   exchange.fewest_together = way.fewest_together;
+  exchange.fewest_below = way.fewest_below;
   return exchange;
 }
 

@@ -80,7 +80,7 @@ void StateWriter::add_finalize(bool shares_embedding) {
   if (!d_.frozen() && ranks.size() > 1 && ranks.contains(pp_rank_)) {
     collective(rank_.finalize, "embedding gradients all-reduce", "all_reduce", static_cast<Int>(ranks.size()),
                d_.vocab * d_.h * d_.gradient_bytes,
-               way(s_.cluster.num_gpus / static_cast<Int>(ranks.size()), static_cast<Int>(ranks.size())),
+               way_of(s_, s_.cluster.num_gpus / static_cast<Int>(ranks.size()), static_cast<Int>(ranks.size())),
                Stream::compute, Purpose::dp);
     rank_.finalize.back().joins_pipeline = true;
   }
@@ -92,7 +92,7 @@ void StateWriter::add_finalize(bool shares_embedding) {
 void StateWriter::add_token_scaling() {
   auto& end = rank_.finalize;
   if (d_.pp > 1)  // a broadcast of some bytes; that all stages wait for it is in the norm's all-reduce behind
-    collective(end, "token count to all stages", "all_reduce", d_.pp, 4, way(s_.cluster.num_gpus / d_.pp, d_.pp),
+    collective(end, "token count to all stages", "all_reduce", d_.pp, 4, way_of(s_, s_.cluster.num_gpus / d_.pp, d_.pp),
                Stream::compute, Purpose::dp);
   if (dense_.ranks > 1)
     collective(end, "token count all-reduce", "all_reduce", dense_.ranks, 4, dense_.link, Stream::compute, Purpose::dp);
@@ -189,8 +189,8 @@ void StateWriter::add_optimizer_step() {
   const Int all_ranks = d_.pp * d_.t * (o.use_distributed_optimizer || d_.fsdp || d_.muon_dealt ? dense_.ranks : 1);
   const auto over_all_ranks = [&](const std::string& name) {
     if (all_ranks == 1) return;
-    collective(step, name, "all_reduce", all_ranks, 4, way(s_.cluster.num_gpus / all_ranks, all_ranks), Stream::compute,
-               Purpose::dp);
+    collective(step, name, "all_reduce", all_ranks, 4, way_of(s_, s_.cluster.num_gpus / all_ranks, all_ranks),
+               Stream::compute, Purpose::dp);
     step.back().joins_pipeline = d_.pp > 1;
   };
   if (scenario::scales_loss(s_)) {  // the loss scale is taken out again, infinities are found (optimizer.py:713-738)

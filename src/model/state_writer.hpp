@@ -51,11 +51,6 @@ class StateWriter {
                   const Way& way, Stream stream, Purpose purpose) {
     list.push_back(collective_kernel(purpose, name, kind, ranks, bytes, way, stream));
   }
-  /// Between ranks so far apart; of all GPUs with a distance of 1.
-  Way way(Int stride, Int ranks) const {
-    const bool leaves = stride * ranks > scenario::nvlink_domain(s_) && ranks > 1;
-    return {leaves ? s_.cluster.inter_node_link : s_.cluster.link, stride, leaves};
-  }
 
   void construct_module(const std::vector<Parameter>& parameters);
   void share_parameters(const Buffer& buffer, const std::vector<std::uint32_t>& made, Int ranks);

@@ -32,6 +32,13 @@ std::int64_t ranks_among(std::int64_t gpus, const Exchange& e) {
   return std::clamp<std::int64_t>(gpus / e.stride, 1, e.ranks);
 }
 
+/// ... below one switch of the height `level`.
+std::int64_t ranks_below(const Topology& topology, const Exchange& e, std::size_t level) {
+  const auto room = ranks_among(topology.switches[level].gpus, e);
+  const auto fewest = level < e.fewest_below.size() ? e.fewest_below[level] : 0;
+  return fewest > 0 ? std::min(fewest, room) : room;
+}
+
 double passes(Kind kind) { return kind == Kind::all_reduce ? 2 : 1; }
 
 /// What every rank of a ring passes on.
@@ -224,7 +231,8 @@ std::int64_t domains(const Topology& topology, const Exchange& e) {
 }
 
 Traffic traffic(const Topology& topology, const Exchange& e) {
-  const auto n = static_cast<double>(e.ranks), m = static_cast<double>(ranks_in_domain(topology, e));
+  const std::int64_t here = ranks_in_domain(topology, e);
+  const auto n = static_cast<double>(e.ranks), m = static_cast<double>(here);
   const auto d = static_cast<double>(domains(topology, e));
   Traffic t;
   t.bytes.assign(2 + topology.switches.size(), 0);
@@ -232,7 +240,7 @@ Traffic traffic(const Topology& topology, const Exchange& e) {
   // Of what crosses the cards, the part that goes beyond a switch with `k` of the group's ranks.
   const auto beyond = [&](const auto& part) {
     for (std::size_t s = 0; s < topology.switches.size(); ++s) {
-      const auto k = ranks_among(topology.switches[s].gpus, e);
+      const auto k = std::max(here, ranks_below(topology, e, s));
       if (d > 1 && k < e.ranks) t.bytes[2 + s] = part(static_cast<double>(k));
     }
   };
@@ -240,7 +248,7 @@ Traffic traffic(const Topology& topology, const Exchange& e) {
     case Kind::all_gather:
     case Kind::reduce_scatter:
     case Kind::all_reduce: {
-      const double crossing = d > 1 ? d : 0;  // edges of the ring
+      const double crossing = d > 1 ? n / m : 0;  // edges of the ring over the cards of the fewest
       t.bytes[0] = moved(e) * (n - crossing) / n;
       t.bytes[1] = moved(e) * crossing / n;
       beyond([&](double k) { return moved(e) * std::ceil(n / k) / n; });
@@ -320,6 +328,21 @@ Timing model_time(const Profiles& profiles, const Network& network, const Exchan
   return result;
 }
 
+/// Of `gpus` neighbours that send to the GPU `distance` on: the most that share a switch of `unit` GPUs and send beyond
+/// it.
+std::int64_t most_leaving(std::int64_t unit, std::int64_t first_gpu, std::int64_t gpus, std::int64_t distance) {
+  std::int64_t most = 0;
+  for (std::int64_t start = first_gpu / unit * unit; start < first_gpu + gpus; start += unit) {
+    std::int64_t from = std::max(start, first_gpu), before = std::min(start + unit, first_gpu + gpus);
+    if (distance > 0)
+      from = std::max(from, start + unit - distance);
+    else
+      before = std::min(before, start - distance);
+    most = std::max(most, before - from);
+  }
+  return most;
+}
+
 /// The slowest of a ring's senders: those at the end of a domain or below the highest switch that the ring leaves, as
 /// many at once as there are rings beside it.
 Timing ring_step(const Profiles& profiles, const Network& network, const Exchange& e) {
@@ -327,9 +350,13 @@ Timing ring_step(const Profiles& profiles, const Network& network, const Exchang
   const auto bytes = std::llround(e.bytes);
   if (domains(topology, e) == 1) return profiles.time({"send_recv." + topology.inside, {bytes}});
   std::int64_t leaves = topology.domain;
-  for (const Switches& s : topology.switches)
-    if (s.gpus < e.stride * e.ranks) leaves = std::max(leaves, s.gpus);
-  return transfer_time(profiles, network, std::max<std::int64_t>(0, leaves - e.stride), e.stride, e.stride, bytes);
+  Network shared = network;
+  for (std::size_t s = 0; s < topology.switches.size(); ++s) {
+    if (ranks_below(topology, e, s) < e.ranks) leaves = std::max(leaves, topology.switches[s].gpus);
+    // Of rings across its end two leave it, one on its way and one on its way back.
+    if (s < e.fewest_below.size() && e.fewest_below[s] > 0) shared.topology.switches[s].oversubscription *= 2;
+  }
+  return transfer_time(profiles, shared, std::max<std::int64_t>(0, leaves - e.stride), e.stride, e.stride, bytes);
 }
 
 }  // namespace
@@ -386,11 +413,11 @@ Timing transfer_time(const Profiles& profiles, const Network& network, std::int6
       std::clamp(network.card_gbytes_per_s / network.nic_gbytes_per_s, 1.0,
                  static_cast<double>(std::max<std::int64_t>(1, std::min(gpus, topology.gpus_per_node))));
   double slower = sharers;
+  // A switch's way up is sized by the cards of all GPUs below it, however many of these send beyond it.
   for (const Switches& s : topology.switches) {
-    if (!crosses(s.gpus)) continue;
-    // Its way up is sized by the cards of all GPUs below it, however many of these send.
-    const double senders = std::min(1.0, static_cast<double>(gpus) / static_cast<double>(s.gpus));
-    slower = std::max(slower, network.card_gbytes_per_s / network.nic_gbytes_per_s * s.oversubscription * senders);
+    const double senders = static_cast<double>(most_leaving(s.gpus, first_gpu, gpus, distance));
+    slower = std::max(slower, network.card_gbytes_per_s / network.nic_gbytes_per_s * s.oversubscription * senders /
+                                  static_cast<double>(s.gpus));
   }
   Timing t = profiles.time({"send_recv." + topology.between, {bytes}});
   const Link& link = profiles.link(topology.between);

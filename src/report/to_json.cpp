@@ -21,11 +21,20 @@ std::int64_t at(const std::map<std::string, std::int64_t>& times, const char* ki
 
 Json communication_json(const timeline::Communication& c) {
   const auto& [warmup, steady, cooldown, end] = c.exposed;
+  Json sent = Json::object();
+  for (std::size_t level = 0; level < c.bytes.size(); ++level) {
+    const double each = c.bytes[level] / c.times;
+    if (level < 2)
+      sent[level == 0 ? "nvlink" : "cards"] = each;
+    else
+      sent["switches"].push_back(each);
+  }
   return {{"what", c.what},
           {"purpose", timeline::name(timeline::cause_of(c.purpose))},
           {"times", c.times},
           {"busy_ms", ns_to_ms(c.busy)},
           {"exposed_ms", ns_to_ms(c.exposed_in_all())},
+          {"bytes_each", std::move(sent)},
           {"exposed_by_phase_ms",
            {{"warmup", ns_to_ms(warmup)},
             {"steady", ns_to_ms(steady)},

@@ -54,8 +54,15 @@ class Accountant {
  public:
   /// Reads `of`, writes to `result` (the same, or another) and, where it is given, `gaps`.
   Accountant(Result& result, const Result& of, const model::Stages& stages, const schedule::Program& program,
-             std::int64_t gap, std::vector<Gap>* gaps = nullptr)
-      : result_(result), graph_(of.graph), times_(of.times), stages_(stages), ops_(program), gap_(gap), gaps_(gaps) {
+             profile::Topology topology, std::int64_t gap, std::vector<Gap>* gaps = nullptr)
+      : result_(result),
+        graph_(of.graph),
+        times_(of.times),
+        stages_(stages),
+        topology_(std::move(topology)),
+        ops_(program),
+        gap_(gap),
+        gaps_(gaps) {
     for (const auto& rank : program.ranks) bounds_.push_back(phase_bounds(rank));
   }
 
@@ -218,10 +225,19 @@ class Accountant {
     rank.reached = std::max(rank.reached, end);
   }
 
+  void count_bytes(Communication& all, const model::Kernel& kernel) const {
+    const auto exchange = model::exchange_of(kernel);
+    if (!exchange) return;
+    profile::Traffic each = profile::traffic(topology_, *exchange);
+    each.bytes.front() += each.relayed;
+    for (const double bytes : each.bytes) all.bytes.push_back(bytes * all.times);
+  }
+
   // Layers whose kernels have one name are one row.
-  static std::vector<Communication> by_name(const std::unordered_map<const model::Kernel*, Communication>& kernels) {
+  std::vector<Communication> by_name(std::unordered_map<const model::Kernel*, Communication>& kernels) const {
     std::map<std::pair<std::string, Purpose>, Communication> rows;
-    for (const auto& [kernel, one] : kernels) {
+    for (auto& [kernel, one] : kernels) {
+      count_bytes(one, *kernel);
       Communication& row = rows[{kernel->name, kernel->purpose}];
       row.what = kernel->name, row.purpose = kernel->purpose;
       row += one;
@@ -277,6 +293,7 @@ class Accountant {
   const Graph& graph_;
   const Times& times_;
   const model::Stages& stages_;
+  const profile::Topology topology_;
   const OpNames ops_;
   const std::int64_t gap_;
   std::vector<Gap>* const gaps_;
@@ -331,7 +348,7 @@ PhaseBounds phase_bounds(const schedule::RankProgram& program) {
 std::vector<Gap> gaps(const Result& result, const model::Stages& stages, const schedule::Program& program) {
   Result accounts;
   std::vector<Gap> found;
-  Accountant(accounts, result, stages, program, 0, &found).account();
+  Accountant(accounts, result, stages, program, {}, 0, &found).account();
   std::stable_sort(found.begin(), found.end(),
                    [](const Gap& a, const Gap& b) { return std::tie(a.rank, a.start) < std::tie(b.rank, b.start); });
   return found;
@@ -345,6 +362,8 @@ Communication& Communication::operator+=(const Communication& other) {
   times += other.times;
   busy += other.busy;
   for (std::size_t phase = 0; phase < phases; ++phase) exposed[phase] += other.exposed[phase];
+  bytes.resize(std::max(bytes.size(), other.bytes.size()));
+  for (std::size_t level = 0; level < other.bytes.size(); ++level) bytes[level] += other.bytes[level];
   return *this;
 }
 
@@ -380,8 +399,9 @@ std::uint32_t own_start(const Graph& graph, std::uint32_t transfer) {
   throw InternalError("a transfer without a start");
 }
 
-void account(Result& result, const model::Stages& stages, const schedule::Program& program, std::int64_t gap_ns) {
-  Accountant(result, result, stages, program, gap_ns).account();
+void account(Result& result, const model::Stages& stages, const schedule::Program& program,
+             const profile::Topology& topology, std::int64_t gap_ns) {
+  Accountant(result, result, stages, program, topology, gap_ns).account();
 }
 
 }  // namespace pipewright::timeline

@@ -6,8 +6,9 @@
 namespace pipewright::timeline {
 
 /// Fills ranks, boundaries, critical_path, forward_backward, optimizer and last_rank from graph and times.
-/// `gap_ns`: launch gap that every kernel's duration contains.
-void account(Result& result, const model::Stages& stages, const schedule::Program& program, std::int64_t gap_ns);
+/// `topology`: whose levels exchanges cross. `gap_ns`: launch gap that every kernel's duration contains.
+void account(Result& result, const model::Stages& stages, const schedule::Program& program,
+             const profile::Topology& topology, std::int64_t gap_ns);
 
 /// The predecessor that decided when a node could start; none at the start of the step.
 std::uint32_t binding(const Graph& graph, const Times& times, std::uint32_t node);

@@ -36,7 +36,7 @@ Result simulate(const scenario::Scenario& scenario, const model::Stages& stages,
   const Clockwork clockwork(scenario, profiles);
   const std::int64_t step = clockwork.settle(result.graph, result.times);
   read_clocks(result, step);
-  account(result, stages, program, clockwork.gap());
+  account(result, stages, program, model::topology(scenario), clockwork.gap());
   return result;
 }
 

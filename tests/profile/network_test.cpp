@@ -260,6 +260,45 @@ TEST_CASE("groups that lie across a domain's end: the rank with the fewest besid
   CHECK(ns(ring) == doctest::Approx(through_two_cards).epsilon(0.05));
 }
 
+TEST_CASE("groups that lie across a switch's end: what its fewest ranks send beyond it") {
+  Topology t = nodes_of_8();
+  t.switches = {{24, 3}};
+  const double bytes = 1 << 30, card = shipped().link("infiniband").gbytes_per_s;
+  auto e = exchange(Kind::all_to_all, 16, bytes);
+  e.fewest_below = {8};  // GPUs 16 to 23 below one, 24 to 31 below the next
+  CHECK(traffic(t, e).bytes[2] == doctest::Approx(bytes / 2));
+  CHECK(ns(e, t) == doctest::Approx(3 * bytes / 2 / card).epsilon(0.01));
+  e.kind = Kind::reduce_scatter;  // a ring: what all pass on, by eight cards
+  CHECK(traffic(t, e).bytes[2] == doctest::Approx(bytes * 15 / 16 / 8));
+  e.fewest_below.clear();  // all of it below one
+  CHECK(traffic(t, e).bytes[2] == 0);
+}
+
+TEST_CASE("a stage's transfers, counted GPU by GPU: those beyond a switch share its way up") {
+  const std::int64_t bytes = 1 << 27;
+  const double inside = shipped().time({"send_recv.nvlink", {bytes}}).ns;
+  CHECK(rc::check([&] {
+    Topology t = nodes_of_8();
+    const std::int64_t unit = 8 * *rc::gen::inRange(1, 7), stage = *rc::gen::inRange(1, 65);
+    const std::int64_t stages = *rc::gen::inRange(2, 7), rank = *rc::gen::inRange<std::int64_t>(0, stages);
+    const double less = *rc::gen::element(1.0, 2.0, 5.0);
+    t.switches = {{unit, less}};
+    const std::int64_t distance = (rank + 1 < stages ? 1 : 1 - stages) * stage;
+    std::map<std::int64_t, double> leaving;
+    bool crosses = false;
+    for (std::int64_t gpu = rank * stage; gpu < (rank + 1) * stage; ++gpu) {
+      crosses = crosses || gpu / 8 != (gpu + distance) / 8;
+      if (gpu / unit != (gpu + distance) / unit) ++leaving[gpu / unit];
+    }
+    double slower = 1;
+    for (const auto& [below, gpus] : leaving) slower = std::max(slower, less * gpus / static_cast<double>(unit));
+    const double card = shipped().link("infiniband").gbytes_per_s;
+    const double by_hand = std::max(inside, 14e3 + static_cast<double>(bytes) / card * slower);
+    const double told = transfer_time(shipped(), network(t, shipped()), rank * stage, stage, distance, bytes).ns;
+    RC_ASSERT(std::abs(told / (crosses ? by_hand : inside) - 1) < 0.01);
+  }));
+}
+
 TEST_CASE("oversubscription slows what goes beyond the switch, by hand") {
   Topology t;
   const double bytes = 1e9;

@@ -233,6 +233,9 @@ LeastState least_state(const scenario::Scenario& scenario, const profile::Device
 /// Multiprocessors that the kernels of a flex token dispatcher hold; 0: there is none.
 std::int64_t dispatcher_multiprocessors(const scenario::Scenario& scenario, const profile::Device& gpu);
 
+/// What a collective or a dispatcher's kernel moves, inside a domain, too; nullopt: computes, or userbuffers' pieces.
+std::optional<profile::Exchange> exchange_of(const Kernel& kernel);
+
 /// NVLink domains, cards and switches as the cluster states them.
 profile::Topology topology(const scenario::Scenario& scenario);
 

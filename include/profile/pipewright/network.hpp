@@ -56,6 +56,7 @@ struct Exchange {
   /// Of groups that do not divide a domain: the fewest ranks of one that share a domain. 0: as many as there is room
   /// for.
   std::int64_t fewest_together = 0;
+  std::vector<std::int64_t> fewest_below;  ///< the same of each height of switches; none: as many as there is room for
   /// The buffer as in the collective's family; dispatch, combine: a copy of each of the rank's tokens.
   double bytes = 0;
   Library library = Library::nccl;

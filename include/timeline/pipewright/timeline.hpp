@@ -245,6 +245,9 @@ struct Communication {
   int times = 0;
   std::int64_t busy = 0;
   std::array<std::int64_t, phases> exposed{};
+  /// What one GPU sends in all of them, by level of the network (profile::Traffic), over NVLink with what is relayed
+  /// there; empty: not an exchange of the network's model.
+  std::vector<double> bytes;
   std::int64_t exposed_in_all() const;
   Communication& operator+=(const Communication& other);  ///< keeps its name
 };

@@ -35,6 +35,14 @@ class Owner(TypedDict):
     bytes: int
 
 
+class Sent(TypedDict, total=False):
+    """Bytes that one GPU sends, by level of the network; none of what userbuffers send in pieces."""
+
+    nvlink: float
+    cards: float
+    switches: List[float]
+
+
 class Communication(TypedDict):
     """An exchange, all its executions in a step; `exposed_by_phase_ms`: warmup, steady, cooldown, end."""
 
@@ -43,6 +51,7 @@ class Communication(TypedDict):
     times: int
     busy_ms: float
     exposed_ms: float
+    bytes_each: Sent
     exposed_by_phase_ms: Dict[str, float]
 
 
