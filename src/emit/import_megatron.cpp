@@ -14,6 +14,7 @@
 #include "pipewright/scenario/io.hpp"
 #include "programs.hpp"
 #include "python.hpp"
+#include "recipe_command.hpp"
 #include "said_flags.hpp"
 #include "shell_words.hpp"
 
@@ -571,18 +572,26 @@ class FlagImporter {
 
 }  // namespace
 
+Import from_launch(const Launch& launch, const Machine& machine) {
+  if (launch.trains_recipe) return from_recipe_command(launch, machine);
+  if (!machine.recipe.empty())
+    throw UsageError({launch.file, 0}, {}, "trains no recipe of Megatron Bridge, whose settings --bridge gives");
+  return FlagImporter(machine).run(launch);
+}
+
 Import from_megatron(std::string_view flags, const Machine& machine) {
   std::vector<ShellWord> words;
   for (auto& word : split_shell(flags)) words.push_back({std::move(word), 0});
-  return FlagImporter(machine).run(launch_of_words(std::move(words), from_flags.file));
+  return from_launch(launch_of_words(std::move(words), from_flags.file), machine);
 }
 
 Import from_launch_file(std::string_view text, const std::string& path, const Machine& machine,
                         const std::map<std::string, std::string>& variables) {
   std::optional<std::vector<std::string>> arguments;
   if (machine.arguments) arguments = split_shell(*machine.arguments);
-  return FlagImporter(machine).run(is_model_config(text) ? launch_of_model_config(text, path, variables)
-                                                         : launch_of_script(text, path, variables, arguments));
+  return from_launch(is_model_config(text) ? launch_of_model_config(text, path, variables)
+                                           : launch_of_script(text, path, variables, arguments),
+                     machine);
 }
 
 void require_known_flags(const Import& import) {
