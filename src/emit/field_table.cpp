@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <map>
 #include <set>
 
@@ -99,6 +100,13 @@ bool has(scenario::Versions versions, const scenario::Software& software) {
 }
 
 std::string versions_text(scenario::Versions versions) { return scenario::in_words(versions, false); }
+
+std::string newest_of(scenario::Versions versions) {
+  const auto names = scenario::stated_names(versions);  // releases first, the newest last
+  const auto branch = std::ranges::find_if(
+      names, [](const std::string& name) { return std::isdigit(static_cast<unsigned char>(name.front())) == 0; });
+  return names.empty() ? "" : branch == names.begin() ? names.front() : *std::prev(branch);
+}
 
 const OtherFlag* find_other_flag(std::string_view name) {
   static const std::map<std::string_view, const OtherFlag*> index = [] {

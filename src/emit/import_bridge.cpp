@@ -52,6 +52,10 @@ class OverrideImporter {
     s_.cluster.profile = machine.profile;
   }
 
+  void judge(const std::vector<Override>& overrides) {
+    for (const auto& [line, where] : overrides) read(line, where);
+  }
+
   /// The text, then overrides `beside` it.
   Import run(std::string_view text, const std::vector<Override>& beside = {}) {
     if (is_bridge_config(text))
@@ -63,7 +67,7 @@ class OverrideImporter {
       class_of_model(text);
       for (const auto& [line, number] : statements(text)) read(line, {file_, number});
     }
-    for (const auto& [line, where] : beside) read(line, where);
+    judge(beside);
     if (s_.model.multi_latent_attention) {
       const Scenario plain;
       const Scenario provider = provider_defaults();
@@ -577,6 +581,10 @@ Import from_bridge_text(std::string_view text, const std::string& file, const Ma
 Import read_overrides(std::string_view text, const std::string& file, const Machine& machine,
                       const std::vector<Override>& beside) {
   return OverrideImporter(file, machine).run(text, beside);
+}
+
+void judge_overrides(const std::string& file, const Machine& machine, const std::vector<Override>& overrides) {
+  OverrideImporter(file, machine).judge(overrides);
 }
 
 Import from_bridge(const std::string& path, const Machine& machine) {

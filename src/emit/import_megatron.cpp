@@ -195,11 +195,11 @@ class FlagImporter {
     if (flag != nullptr && has(flag->versions, s_.software)) return true;
     const OtherFlag* other = find_other_flag(given.name);
     if (flag != nullptr || (other != nullptr && !has(other->versions, s_.software))) {
-      const auto versions = versions_text(flag != nullptr ? flag->versions : other->versions);
+      const auto versions = flag != nullptr ? flag->versions : other->versions;
       add_finding("version.flag", given.name,
                   given.name + " does not exist in Megatron Core " + s_.software.megatron_core +
-                      "; versions with it: " + versions,
-                  "remove it, or run a version that has it");
+                      "; versions with it: " + versions_text(versions),
+                  "remove it, or say the version that runs: --megatron-core " + newest_of(versions));
       return false;
     }
     if (is_gone(given.name)) {
@@ -592,13 +592,6 @@ Import from_launch_file(std::string_view text, const std::string& path, const Ma
   return from_launch(is_model_config(text) ? launch_of_model_config(text, path, variables)
                                            : launch_of_script(text, path, variables, arguments),
                      machine);
-}
-
-void require_known_flags(const Import& import) {
-  for (const auto& finding : import.findings)
-    if (finding.severity == plan::Severity::violation)
-      throw UsageError(import.scenario.origin, finding.settings.empty() ? finding.rule : finding.settings.front(),
-                       finding.message + "; " + finding.fix);
 }
 
 }  // namespace pipewright::emit

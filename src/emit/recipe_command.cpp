@@ -15,7 +15,7 @@ namespace pipewright::emit {
 
 namespace {
 
-/// An option and the overrides that it stands for, {} its value.
+/// An option and the overrides that it stands for, {} its value; without {} what it switches on.
 struct Option {
   std::string_view names;  ///< all of them, in blanks; underscores count as dashes
   std::string_view overrides;
@@ -41,7 +41,16 @@ constexpr std::array options = {
            "model.recompute_granularity=full model.recompute_method=block model.recompute_num_layers={}"},
     Option{"-ol --activation-offload-layers",
            "model.cpu_offloading=true model.cpu_offloading_weights=false model.cpu_offloading_num_layers={}"},
-    Option{"--recompute-modules", "model.recompute_granularity=selective model.recompute_modules=[{}]"}};
+    Option{"--recompute-modules", "model.recompute_granularity=selective model.recompute_modules=[{}]"},
+    Option{"--cuda-graph-impl", "model.cuda_graph_impl={}"},
+    Option{"--nccl-ub", "ddp.nccl_ub={}"},
+    Option{"--moe-a2a-overlap",
+           "comm_overlap.overlap_moe_expert_parallel_comm=true comm_overlap.delay_wgrad_compute=true "
+           "model.moe_shared_expert_overlap=false"},
+    Option{
+        "--use-megatron-fsdp",
+        "ddp.use_megatron_fsdp=true ddp.data_parallel_sharding_strategy=optim_grads_params "
+        "ddp.keep_fp8_transpose_cache=false ddp.average_in_collective=false model.gradient_accumulation_fusion=true"}};
 
 // Of the rest: what takes a value and what takes none, without effect on a step; GPUs are the launcher's business.
 constexpr std::string_view silent_values =
@@ -132,6 +141,12 @@ class Reader {
                        {}, nearest_name(name, known_options()));
     std::string said = value();
     if (said == "None") said = "null";
+    if (found->overrides.find("{}") == std::string_view::npos) {
+      constexpr std::array on = {"true", "True", "1", "yes"}, off = {"false", "False", "0", "no"};
+      if (std::ranges::find(off, said) != off.end()) return;
+      if (std::ranges::find(on, said) == on.end())
+        throw UsageError(where, name, "expected true or false, found " + said.substr(0, 60));
+    }
     std::istringstream each{std::string(found->overrides)};
     for (std::string one; each >> one;) {
       if (const auto hole = one.find("{}"); hole != std::string::npos) one.replace(hole, 2, said);
@@ -171,7 +186,7 @@ Import from_recipe_command(const Launch& given, const Machine& machine) {
   if (launch.gpus_of_node && !machine.node_is_said) known.gpus_per_node = *launch.gpus_of_node;
   if (known.num_gpus > 0) known.gpus_per_node = std::min(known.gpus_per_node, known.num_gpus);
   if (machine.recipe.empty()) {
-    read_overrides("", given.file, known, command.overrides());  // what is wrong with them is said first
+    judge_overrides(given.file, known, command.overrides());  // what is wrong with them is said first
     throw UsageError(
         {given.file, given.words.empty() ? 0 : given.words.front().line},
         command.recipe().empty() ? "run_recipe.py" : command.recipe(),

@@ -22,6 +22,9 @@ using Override = std::pair<std::string, Position>;
 /// override that is none, and where machine.recipe is empty.
 Import from_recipe_command(const Launch& launch, const Machine& machine);
 
+/// Throws UsageError where one of the overrides is none.
+void judge_overrides(const std::string& file, const Machine& machine, const std::vector<Override>& overrides);
+
 /// Overrides or a configuration as from_bridge_text reads them, then those `beside` it.
 Import read_overrides(std::string_view text, const std::string& file, const Machine& machine,
                       const std::vector<Override>& beside);

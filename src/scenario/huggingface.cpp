@@ -64,7 +64,9 @@ const Strings families = {"llama",
                           "olmo3",
                           "exaone",
                           "internlm3",
-                          "iquestcoder"};
+                          "iquestcoder",
+                          "internlm2",
+                          "deepseek"};
 
 /// Published with a vision tower, trained without: the model beside which the text model stands, and whose family that
 /// is where it does not say (its class' sub_configs).
@@ -77,10 +79,14 @@ const std::map<std::string, const char*, std::less<>> with_tower = {
     {"glm4v_moe", "glm4v_moe_text"}, {"qwen3_5_moe", "qwen3_5_moe_text"}};
 
 /// Names of a family beside its own: Qwen-VL without images is Qwen (three positions of a token, all alike).
-const std::map<std::string, const char*, std::less<>> other_names = {
-    {"qwen3_vl_text", "qwen3"},  {"qwen3_vl_moe_text", "qwen3_moe"}, {"qwen2_vl", "qwen2"},
-    {"qwen2_5_vl", "qwen2"},     {"glm4v_moe_text", "glm4_moe"},     {"qwen2_vl_text", "qwen2"},
-    {"qwen2_5_vl_text", "qwen2"}};
+const std::map<std::string, const char*, std::less<>> other_names = {{"Yi", "llama"},
+                                                                     {"qwen3_vl_text", "qwen3"},
+                                                                     {"qwen3_vl_moe_text", "qwen3_moe"},
+                                                                     {"qwen2_vl", "qwen2"},
+                                                                     {"qwen2_5_vl", "qwen2"},
+                                                                     {"glm4v_moe_text", "glm4_moe"},
+                                                                     {"qwen2_vl_text", "qwen2"},
+                                                                     {"qwen2_5_vl_text", "qwen2"}};
 
 /// What a config.json may leave to the defaults of its class (transformers 4.57, configuration_*.py) where those are
 /// not what a reader would take: heads that share keys, widths of heads, windows, expert groups.
@@ -104,6 +110,7 @@ const char* defaults_of(const std::string& family) {
   if (family == "deepseek_v3" || family == "kimi_k2")
     return R"({"q_lora_rank": 1536, "n_group": 8, "topk_group": 4, "n_shared_experts": 1, "first_k_dense_replace": 3,
       "routed_scaling_factor": 2.5})";
+  if (family == "deepseek") return R"({"n_shared_experts": 2, "first_k_dense_replace": 1})";
   if (family == "deepseek_v2") return R"({"q_lora_rank": 1536, "n_shared_experts": 2, "routed_scaling_factor": 1.0})";
   if (family == "glm")
     return R"({"num_key_value_heads": 2, "head_dim": 128, "partial_rotary_factor": 0.5, "attention_bias": true,
@@ -236,21 +243,29 @@ std::string apply_hf_config(const std::string& given, Scenario& scenario, String
   const std::string outer =
       json.contains("model_type") && json.at("model_type").is_string() ? json.at("model_type").get<std::string>() : "";
   const bool sees = json.contains("vision_config");
+  Strings all;
   if (json.contains("text_config") && json.at("text_config").is_object()) {
     Json inner = json.at("text_config");
-    for (const char* shared : {"tie_word_embeddings", "torch_dtype", "dtype"})  // the whole model's
+    for (const char* shared : {"torch_dtype", "dtype"})  // the whole model's
       if (json.contains(shared) && !inner.contains(shared)) inner[shared] = json.at(shared);
+    if (const char* tied = "tie_word_embeddings"; json.contains(tied)) {  // which builds the output layer
+      if (inner.contains(tied) && inner.at(tied) != json.at(tied))
+        all.push_back(fmt::format("{}: {} of text_config is not taken: {} of the whole model counts", tied,
+                                  inner.at(tied).dump().substr(0, 60), json.at(tied).dump().substr(0, 60)));
+      inner[tied] = json.at(tied);
+    }
     const auto text_of = with_tower.find(outer);
     if (!inner.contains("model_type")) inner["model_type"] = text_of == with_tower.end() ? outer : text_of->second;
     json = std::move(inner);
   }
-  if (json.contains("rope_parameters") && json.at("rope_parameters").is_object()) {
-    Json rope = json.at("rope_parameters");  // where transformers 5 keeps them, also by kind of layer
+  for (const char* where : {"rope_parameters", "rope_scaling"}) {
+    if (!json.contains(where) || !json.at(where).is_object()) continue;
+    Json rope = json.at(where);  // where transformers 5 keeps them, also by kind of layer
     if (rope.contains("full_attention") && rope.at("full_attention").is_object())
       rope = Json(rope.at("full_attention"));
     for (const char* key : {"rope_theta", "partial_rotary_factor"})
       if (rope.contains(key) && !json.contains(key)) json[key] = rope.at(key);
-    json["rope_parameters"] = std::move(rope);
+    json[where] = std::move(rope);
   }
   HfNames written;
   if (json.contains("model_type") && json.at("model_type").is_string()) {
@@ -280,7 +295,6 @@ std::string apply_hf_config(const std::string& given, Scenario& scenario, String
     throw config.error("model_type", fmt::format("unknown family \"{}\"", family), families,
                        nearest_name(family, families));
   }
-  Strings all;
   Model m = model_of(config, family, scenario, all);
   // transformers' attention_bias is of the output projection, too, but in GLM's classes; add_qkv_bias is not.
   const char* output_bias = family == "seed_oss" ? "attention_out_bias" : "attention_bias";

@@ -204,6 +204,17 @@ void deepseek(const HfConfig& config, Model& m, const std::string& family) {
   predicted_tokens(config, m);
 }
 
+// The published modeling_deepseek.py of DeepSeek-MoE: softmax before the choice.
+void deepseek_moe(const HfConfig& config, Model& m) {
+  routed_experts(config, m);
+  shared_experts(config, m);
+  leading_dense_layers(config, m);
+  one_of(config, "scoring_func", "softmax", {"softmax"});
+  m.moe_router_pre_softmax = !config.boolean("norm_topk_prob", false);
+  if (const Int step = config.optional_integer("moe_layer_freq").value_or(1); step != 1)
+    throw config.error("moe_layer_freq", "experts in every n-th layer (state moe_layer_freq in a scenario)", {"1"});
+}
+
 // Megatron Bridge's models/mimo/mimo_bridge.py: Qwen 2 and a depth of multi-token prediction.
 void mimo(const HfConfig& config, Model& m) {
   if (!config.boolean("attention_bias", true))
@@ -491,7 +502,8 @@ void mixture_of(const HfConfig& config, const std::string& family, Scenario& sce
   if (family == "nemotron_h") nemotron_h(config, m);
   if (family == "gpt_oss") gpt_oss(config, m);
   if (family == "llama4_text") llama4(config, scenario, m);
-  if (family.starts_with("deepseek") || family == "kimi_k2" || family == "glm4_moe_lite" || family == "sarvam_mla")
+  if (family == "deepseek") deepseek_moe(config, m);
+  if (family.starts_with("deepseek_v") || family == "kimi_k2" || family == "glm4_moe_lite" || family == "sarvam_mla")
     deepseek(config, m, family);
   if (family.starts_with("sarvam")) sarvam(config, family, scenario, m, notes);
   if ((family == "deepseek_v3" || family == "glm4_moe") && !config.has("num_nextn_predict_layers"))

@@ -35,6 +35,7 @@ constexpr KeyName key_names[] = {
     {" exaone ", "num_layers", "num_hidden_layers"},
     {" exaone ", "layer_norm_epsilon", "rms_norm_eps"},
     {" exaone ", "activation_function", "hidden_act"},
+    {" internlm2 ", "bias", "attention_bias"},
     {" internlm3 ", "qkv_bias", "attention_bias"},
     {" internlm3 ", "bias", "mlp_bias"}};
 

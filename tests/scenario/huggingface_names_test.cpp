@@ -141,6 +141,12 @@ TEST_CASE("a text model that does not name its family is the one of the model ar
     CHECK(nameless.model == plain.model);
   }
   Scenario s;
+  Json tied = published("qwen3-vl-30b-a3b");  // as transformers 5 writes it: its text model's class ties
+  tied["text_config"]["tie_word_embeddings"] = true;
+  Strings notes;
+  CHECK(read(tied, s, &notes).empty());
+  CHECK(s.model.untie_embeddings_and_output_weights);
+  CHECK(std::ranges::any_of(notes, [](const auto& note) { return note.starts_with("tie_word_embeddings: true of"); }));
   const Json seen = {{"model_type", "minimax_m3_vl"}, {"text_config", {{"hidden_size", 6144}}}};
   CHECK(read(seen, s).find("\"minimax_m3_vl\" is not modelled; what is missing: ") != std::string::npos);
 }
@@ -155,18 +161,42 @@ TEST_CASE("OLMo 2 and 3 have norms on outputs alone, over whole queries and keys
     CHECK((!m.pre_layernorm && m.post_layernorm && m.qk_layernorm && m.qk_layernorm_whole && !m.add_qkv_bias));
   }
   CHECK(two.model.window_size.empty());
+  three.model.seq_length = 8192;
   for (Int layer = 0; layer < 32; ++layer) CHECK(attention_window(three, layer) == ((layer + 1) % 4 == 0 ? 0 : 4096));
   CHECK(std::ranges::any_of(notes, [](const auto& note) { return note.find("pre_layernorm") != std::string::npos; }));
   Json missing = published("olmo-3-7b");  // what its class has
   for (const char* key : {"layer_types", "sliding_window"}) missing.erase(key);
   Scenario by_class;
   CHECK(read(missing, by_class).empty());
+  by_class.model.seq_length = 8192;
   CHECK(by_class.model == three.model);
 }
 
-TEST_CASE("EXAONE 3, InternLM 3, IQuest-Coder and Phi-4 mini are Llamas of their own names") {
+TEST_CASE("DeepSeek-MoE: attention of Llama, softmax before the choice, one dense layer, two shared experts") {
   Scenario s;
-  for (const char* file : {"exaone-3.0-7.8b", "internlm3-8b", "iquest-coder-40b", "phi-4-mini"}) {
+  CHECK(read(published("deepseek-moe-16b"), s).empty());
+  const Model& m = s.model;
+  CHECK((!m.multi_latent_attention && m.moe_router_pre_softmax && m.moe_router_score_function == "softmax"));
+  CHECK((m.num_moe_experts == 64 && m.moe_router_topk == 6 && m.moe_shared_expert_intermediate_size == 2816));
+  CHECK((!is_moe_layer(s, 0) && is_moe_layer(s, 1)));
+}
+
+TEST_CASE("the base of rotation may stand in rope_scaling, as in rope_parameters") {
+  Scenario s;
+  Json json = published("llama-3-70b");
+  json.erase("rope_theta");
+  for (const char* where : {"rope_scaling", "rope_parameters"}) {
+    Json moved = json;
+    moved.erase("rope_scaling");
+    moved[where] = {{"rope_type", "default"}, {"rope_theta", 123456.0}, {"partial_rotary_factor", 0.5}};
+    CHECK(read(moved, s).empty());
+    CHECK((s.model.rotary_base == 123456.0 && s.model.rotary_percent == 0.5));
+  }
+}
+
+TEST_CASE("EXAONE 3, InternLM 2 and 3, IQuest-Coder and Phi-4 mini are Llamas of their own names") {
+  Scenario s;
+  for (const char* file : {"exaone-3.0-7.8b", "internlm2-7b", "internlm3-8b", "iquest-coder-40b", "phi-4-mini"}) {
     CAPTURE(std::string(file));
     CHECK(read(published(file), s).empty());
     CHECK((s.model.gated_linear_unit && s.model.normalization == "RMSNorm" && s.model.layernorm_epsilon == 1e-5));
