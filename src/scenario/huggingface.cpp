@@ -66,7 +66,8 @@ const Strings families = {"llama",
                           "internlm3",
                           "iquestcoder",
                           "internlm2",
-                          "deepseek"};
+                          "deepseek",
+                          "glm4"};
 
 /// Published with a vision tower, trained without: the model beside which the text model stands, and whose family that
 /// is where it does not say (its class' sub_configs).
@@ -113,6 +114,9 @@ const char* defaults_of(const std::string& family) {
   if (family == "deepseek") return R"({"n_shared_experts": 2, "first_k_dense_replace": 1})";
   if (family == "deepseek_v2") return R"({"q_lora_rank": 1536, "n_shared_experts": 2, "routed_scaling_factor": 1.0})";
   if (family == "glm")
+    return R"({"num_key_value_heads": 2, "head_dim": 128, "partial_rotary_factor": 0.5, "attention_bias": true,
+      "rms_norm_eps": 1.5625e-7})";
+  if (family == "glm4")
     return R"({"num_key_value_heads": 2, "head_dim": 128, "partial_rotary_factor": 0.5, "attention_bias": true,
       "rms_norm_eps": 1.5625e-7})";
   if (family == "glm4_moe")

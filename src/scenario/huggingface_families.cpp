@@ -239,14 +239,16 @@ void jais2(const HfConfig& config, Model& m) {
                        {m.add_bias_linear ? "true" : "false"});
 }
 
-// Transformers' modeling_olmo2.py and modular_olmo3.py.
-void olmo(Model& m, Strings& notes) {
-  m.pre_layernorm = false;
+// Transformers' modeling_olmo2.py and modular_olmo3.py; modeling_glm4.py, which norms before as well.
+void output_norms(Model& m, const std::string& family, Strings& notes) {
+  const bool olmo = family != "glm4";
+  m.pre_layernorm = !olmo;
   m.post_layernorm = true;
-  m.qk_layernorm = m.qk_layernorm_whole = true;
-  notes.emplace_back(
-      "norms on the outputs of attention and MLP alone: no flag of Megatron and no provider of Megatron Bridge says "
-      "them; predicted is a layer specification of Transformer Engine's modules (pre_layernorm: false)");
+  m.qk_layernorm = m.qk_layernorm_whole = olmo;
+  notes.push_back(
+      fmt::format("norms on the outputs of attention and MLP{}: no flag of Megatron and no provider of Megatron Bridge "
+                  "says them for this family; predicted is a layer specification of Transformer Engine's modules ({})",
+                  olmo ? " alone" : "", olmo ? "pre_layernorm: false" : "post_layernorm: true"));
 }
 
 }  // namespace
@@ -275,11 +277,12 @@ Model model_of(const HfConfig& config, const std::string& family, Scenario& scen
   if (family == "starcoder2") starcoder2(config, scenario, m);
   if (family == "nemotron") nemotron(config, m);
   if (family == "jais2") jais2(config, m);
-  if (family == "olmo2" || family == "olmo3") olmo(m, notes);
+  if (family == "olmo2" || family == "olmo3" || family == "glm4") output_norms(m, family, notes);
   if (family.starts_with("ernie")) ernie(config, m);
   if (family == "seed_oss") seed_oss(config, scenario, notes);
   if (family == "smollm3") layers_without_rotation(config, m);
-  if (family == "glm" || family == "helium") m.rotary_interleaved = true;  // their modeling files, rotate_half
+  if (family == "glm" || family == "glm4" || family == "helium")
+    m.rotary_interleaved = true;  // their modeling files, rotate_half
   mixture_of(config, family, scenario, m, notes);
   config.require();
   rope_scaling(config, m, notes);

@@ -172,6 +172,14 @@ TEST_CASE("OLMo 2 and 3 have norms on outputs alone, over whole queries and keys
   CHECK(by_class.model == three.model);
 }
 
+TEST_CASE("GLM-4 of 0414 has norms before and after attention and MLP, biases of queries, half of a head rotating") {
+  Scenario s;
+  CHECK(read(published("glm-4-9b-0414"), s).empty());
+  const Model& m = s.model;
+  CHECK((m.pre_layernorm && m.post_layernorm && !m.qk_layernorm && !m.apply_embedding_scaling && m.add_qkv_bias));
+  CHECK((m.rotary_interleaved && m.rotary_percent == 0.5 && m.num_query_groups == 2 && m.kv_channels == 128));
+}
+
 TEST_CASE("DeepSeek-MoE: attention of Llama, softmax before the choice, one dense layer, two shared experts") {
   Scenario s;
   CHECK(read(published("deepseek-moe-16b"), s).empty());
