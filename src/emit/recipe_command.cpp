@@ -54,17 +54,22 @@ constexpr std::array options = {
 
 // Of the rest: what takes a value and what takes none, without effect on a step; GPUs are the launcher's business.
 constexpr std::string_view silent_values =
-    " -d --data --dataset --lr --min-lr --warmup-iters --pretrained-checkpoint --save-dir --load-dir --save-interval "
-    "--most-recent-k --account -a --partition -p --time -t --container-image -i --mount -cm --srun-arg "
-    "--experiment-name -en --gres --additional-slurm-params -lmc --peak-mem-clk --step-func --dataset-root "
-    "--dataset-name --tokenizer-model --hf-token -hf --wandb-key -wdk --wandb-project-name -wdp --wandb-entity-name "
-    "-wde --wandb-experiment-name -wdj --wandb-save-dir -wds --log-dir -l --save-config-filepath --max-retries ";
+    "--data --dataset --lr --min-lr --warmup-iters --pretrained-checkpoint --save-dir --load-dir --save-interval "
+    "--most-recent-k --account -a --partition -p --time --time-limit -t --container-image -i --mount --custom-mounts "
+    "-cm --srun-arg --custom-srun-args -cs --custom-bash-cmds -cb --experiment-name --gres --packager --csp "
+    "--additional-slurm-params -lmc --peak-mem-clk -lgc --lock-gpu-freq -vb --enable-vboost --step-func "
+    "--dataset-root --dataset-name --tokenizer-model --hf-token -hf -wdk -wdp -wde -wdj -wds --log-dir -l "
+    "--save-config-filepath --max-retries --nemo-home -nh --distributed-timeout-minutes --preempt-time --detach "
+    "--pytorch-profiler -pyp --record-memory-history -mh --golden-values-path --enable-pct-binding";
 constexpr std::string_view silent_switches =
-    " --dry-run --dump-env --wait --submission-dry-run --no-gpu-resource-request --detach --offline ";
+    "--dry-run --dryrun -d --dump-env --wait --submission-dry-run --no-gpu-resource-request --offline --enable-nsys "
+    "-en --export-nsys-sqlite --profiling-gpu-metrics --is-long-convergence-run --use-recipes "
+    "--retry-on-testing-failure";
+constexpr std::array silent_beginnings = {"--kubeflow-", "--wandb-", "--profiling-", "--nsys-"};
 /// Which recipe.
 constexpr std::string_view of_recipe =
-    " --recipe --model --mode -m --model-family-name -mr --model-recipe-name -g --gpu -c --compute-dtype --task ";
-constexpr std::string_view gpus = " -ng --num-gpus ", gpus_of_node = " -gn --gpus-per-node ", nodes = " --nodes ";
+    "--recipe --model --mode -m --model-family-name -mr --model-recipe-name -g --gpu -c --compute-dtype --task";
+constexpr std::string_view gpus = "-ng --num-gpus", gpus_of_node = "-gn --gpus-per-node", nodes = "--nodes";
 
 bool among(std::string_view names, std::string_view name) {
   return (' ' + std::string(names) + ' ').find(' ' + std::string(name) + ' ') != std::string::npos;
@@ -107,6 +112,10 @@ class Reader {
     std::string name = text.substr(0, equals);
     if (name.starts_with("--")) std::replace(name.begin() + 2, name.end(), '_', '-');
     if (among(silent_switches, name)) return;
+    if (name == "--deterministic") {
+      overrides_.emplace_back("model.deterministic_mode=true", here());
+      return;
+    }
     const auto where = here();
     const auto value = [&]() -> std::string {
       if (equals != std::string::npos) return text.substr(equals + 1);
@@ -121,13 +130,14 @@ class Reader {
       launch_.gpus_of_node = number(name, value(), where);
     } else if (among(nodes, name)) {
       launch_.nodes = number(name, value(), where);
-    } else if (name == "--env" || name == "-E" || name == "--custom-env-vars") {
+    } else if (name == "--env" || name == "-E" || name == "-ce" || name == "--custom-env-vars") {
       const std::string said = value();
       if (const auto is = said.find('='); is != std::string::npos) variables_[said.substr(0, is)] = said.substr(is + 1);
-    } else if (!among(silent_values, name)) {
-      option(name, value, where);
-    } else {
+    } else if (among(silent_values, name) ||
+               std::ranges::any_of(silent_beginnings, [&](const char* with) { return name.starts_with(with); })) {
       value();
+    } else {
+      option(name, value, where);
     }
   }
 

@@ -355,11 +355,16 @@ void minimax_m2(const HfConfig& config, Model& m, Strings& notes) {
 
 /// A hybrid's layers as Megatron writes them; transformers names them one by one (layers_block_type).
 std::string hybrid_pattern(const HfConfig& config, const char* letter_by_letter, const char* one_by_one) {
-  if (config.has(letter_by_letter)) return config.string(letter_by_letter, "");
   const std::map<std::string, char> letters = {{"mamba", 'M'}, {"attention", '*'},        {"mlp", '-'},
                                                {"moe", 'E'},   {"linear_attention", 'M'}, {"full_attention", '*'}};
   std::string pattern;
   for (const auto& kind : config.strings(one_by_one, hybrid_kinds)) pattern += letters.at(kind);
+  if (config.has(letter_by_letter)) {
+    const std::string said = config.string(letter_by_letter, "");
+    if (!pattern.empty() && pattern != said)
+      throw config.error(one_by_one, fmt::format("{} beside {} {}", pattern, letter_by_letter, said));
+    return said;
+  }
   if (pattern.empty()) config.lacks(letter_by_letter);
   return pattern;
 }

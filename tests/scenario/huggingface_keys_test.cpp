@@ -149,6 +149,7 @@ TEST_CASE(
                                        "bos_token_id",
                                        "eos_token_id",
                                        "pad_token_id",
+                                       "attn_implementation",
                                        "image_token_id",
                                        "video_token_id",
                                        "vision_token_id",
