@@ -82,6 +82,8 @@ void read_counts(const ShellWords& words, std::size_t begin, std::size_t end, La
 bool is_program(const std::string& word) { return word.ends_with(".py"); }
 
 bool trains_recipe(const ShellWords& words) {
+  constexpr std::array moves_files = {"cp", "mv", "ln", "rm", "ls", "cat", "chmod", "rsync", "sed"};
+  if (!words.empty() && std::ranges::find(moves_files, words.front().text) != moves_files.end()) return false;
   return std::ranges::any_of(words, [](const ShellWord& word) { return runs_recipe(word.text); });
 }
 

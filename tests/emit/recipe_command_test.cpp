@@ -49,6 +49,8 @@ TEST_CASE("a command's options and overrides lie over the recipe's configuration
   CHECK(s.model.num_layers == plain.model.num_layers);
   CHECK(s.settings.optimizer == plain.settings.optimizer);
   CHECK(import.notes.back().find("model.sequence_parallel=true") != std::string::npos);
+  const auto copied = run("torchrun run_recipe.py --recipe x -tp 2\ncp run_recipe.py /logs/");
+  CHECK(copied.scenario.settings.tensor_model_parallel_size == 2);
   // What submits it says GPUs by options of its own, and hands variables on.
   const auto sent = run("./scripts/training/train.sh --nodes 4 --gpus-per-node 4 --account A --partition P "
                         "--container-image i.sqsh --env "
