@@ -134,7 +134,12 @@ void Input::add_to(Command& command) {
                      "run_config.yaml or overrides; -: standard input");
   const char* forms = "Instead of SCENARIO";
   command.add_option("--megatron", megatron_, "a Megatron-LM command line, as one word").group(forms);
-  command.add_option("--bridge", bridge_, "file of Megatron Bridge overrides (cfg.x.y = value)").group(forms).reads();
+  command
+      .add_option("--bridge", bridge_,
+                  "file of Megatron Bridge overrides (cfg.x.y = value); beside a command that runs a recipe: its "
+                  "run_config.yaml")
+      .group(forms)
+      .reads();
   command.add_option("--hf", hf_, "a Hugging Face config.json, or its folder").group(forms).reads();
   command.add_option("--gpus", gpus_, "number of GPUs").group(forms);
   command.add_option("--gpus-per-node", gpus_per_node_, "GPUs of one node (8)").group(forms);
@@ -152,15 +157,16 @@ void Input::add_to(Command& command) {
 }
 
 Loaded Input::load() const {
-  const int forms = !path.empty() + !megatron_.empty() + !bridge_.empty() + !hf_.empty();
   const Position where = {"command line", 0};
+  const std::string content = path.empty() ? "" : content_of(path);
+  const bool launch = !path.empty() && emit::is_launch_file(path, content);
+  const bool of_recipe = !bridge_.empty() && (launch || !megatron_.empty());  // what its command puts settings over
+  const int forms = !path.empty() + !megatron_.empty() + (!bridge_.empty() && !of_recipe) + !hf_.empty();
   if (forms == 0) throw UsageError(where, {}, "no scenario given", {"SCENARIO", "--megatron", "--bridge", "--hf"});
   if (forms > 1) throw UsageError(where, {}, "more than one of SCENARIO, --megatron, --bridge and --hf given");
   for (const auto& [option, given] : {std::pair("--gpus", gpus_), {"--gpus-per-node", gpus_per_node_}})
     if (given && *given < 1)
       throw UsageError(where, option, fmt::format("a number of GPUs must be positive, not {}", *given));
-  const std::string content = path.empty() ? "" : content_of(path);
-  const bool launch = !path.empty() && emit::is_launch_file(path, content);
   const bool configuration = !path.empty() && emit::is_bridge_text(content);
   const bool scenario_file = !path.empty() && !launch && !configuration;
   if (scenario_file && scenario::is_hf(content))
@@ -185,16 +191,17 @@ Loaded Input::load() const {
   for (const auto& name : ignore_) machine.ignore.push_back(name);
   if (arguments_ && !launch) throw UsageError(where, "--arguments", "are a launch script's, and none is given");
   machine.arguments = arguments_;
+  if (of_recipe) machine.recipe = bridge_;
   tell(machine, set_);
   if (scenario_file) {
     loaded.scenario = scenario::parse(content, path);
   } else if (!hf_.empty()) {
     loaded = model_alone(machine);
   } else {
-    emit::Import import = launch             ? emit::from_launch_file(content, path, machine, variables())
-                          : configuration    ? emit::from_bridge_text(content, path, machine)
-                          : !bridge_.empty() ? emit::from_bridge(bridge_, machine)
-                                             : emit::from_megatron(megatron_, machine);
+    emit::Import import = launch               ? emit::from_launch_file(content, path, machine, variables())
+                          : configuration      ? emit::from_bridge_text(content, path, machine)
+                          : !megatron_.empty() ? emit::from_megatron(megatron_, machine)
+                                               : emit::from_bridge(bridge_, machine);
     loaded.scenario = std::move(import.scenario);
     loaded.notes = std::move(import.notes);
     loaded.findings = std::move(import.findings);

@@ -115,8 +115,10 @@ Built language_model_of(std::string_view name) {
 
 const char* special_provider(const scenario::Scenario& scenario) {
   const auto& m = scenario.model;
+  if (!m.pre_layernorm) return nullptr;  // a layer specification of yours
   if (scenario::norms_in_eager_operations(scenario)) return "GPTModelProvider of minimax_m2_layer_spec";
   if (m.qk_layernorm_whole) return "OlMoEModelProvider";
+  if (m.post_layernorm && !m.apply_embedding_scaling) return nullptr;  // likewise
   if (m.post_layernorm) return m.qk_layernorm ? "Gemma3ModelProvider" : "Gemma2ModelProvider";
   return m.apply_embedding_scaling ? "GemmaModelProvider" : nullptr;
 }

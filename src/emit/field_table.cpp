@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <map>
 #include <set>
 
@@ -100,6 +101,13 @@ bool has(scenario::Versions versions, const scenario::Software& software) {
 
 std::string versions_text(scenario::Versions versions) { return scenario::in_words(versions, false); }
 
+std::string newest_of(scenario::Versions versions) {
+  const auto names = scenario::stated_names(versions);  // releases first, the newest last
+  const auto branch = std::ranges::find_if(
+      names, [](const std::string& name) { return std::isdigit(static_cast<unsigned char>(name.front())) == 0; });
+  return names.empty() ? "" : branch == names.begin() ? names.front() : *std::prev(branch);
+}
+
 const OtherFlag* find_other_flag(std::string_view name) {
   static const std::map<std::string_view, const OtherFlag*> index = [] {
     std::map<std::string_view, const OtherFlag*> map;
@@ -142,9 +150,10 @@ bool is_gone(std::string_view flag) {
 }
 
 bool is_ours(std::string_view field) {
-  constexpr std::array names = {"moe_load_imbalance",   "post_layernorm",     "apply_embedding_scaling",
-                                "attention_chunk_size", "qk_layernorm_whole", "sequence_lengths",
-                                "packing_algorithm",    "pack_order",         "pad_cu_seqlens"};
+  constexpr std::array names = {"moe_load_imbalance",      "pre_layernorm",        "post_layernorm",
+                                "apply_embedding_scaling", "attention_chunk_size", "qk_layernorm_whole",
+                                "sequence_lengths",        "packing_algorithm",    "pack_order",
+                                "pad_cu_seqlens"};
   return std::ranges::find(names, field) != names.end() || field.starts_with("te_op_offload") ||
          field.starts_with("lora_");
 }

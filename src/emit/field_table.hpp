@@ -44,6 +44,7 @@ bool graphs_have_scopes(const scenario::Software& software);
 bool has(scenario::Versions versions, const scenario::Software& software);
 inline bool has(const Flag& flag, const scenario::Software& software) { return has(flag.versions, software); }
 std::string versions_text(scenario::Versions versions);
+std::string newest_of(scenario::Versions versions);  ///< the newest release among them, or else the first
 /// The parser's default in this version.
 std::string default_of(const Flag& flag, const scenario::Software& software);
 inline std::string versions_text(const Flag& flag) { return versions_text(flag.versions); }

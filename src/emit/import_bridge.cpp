@@ -26,6 +26,7 @@
 #include "pipewright/scenario/io.hpp"
 #include "pipewright/userbuffers.hpp"
 #include "python.hpp"
+#include "recipe_command.hpp"
 
 namespace pipewright::emit {
 
@@ -51,7 +52,12 @@ class OverrideImporter {
     s_.cluster.profile = machine.profile;
   }
 
-  Import run(std::string_view text) {
+  void judge(const std::vector<Override>& overrides) {
+    for (const auto& [line, where] : overrides) read(line, where);
+  }
+
+  /// The text, then overrides `beside` it.
+  Import run(std::string_view text, const std::vector<Override>& beside = {}) {
     if (is_bridge_config(text))
       for (const auto& line : bridge_config(text, file_)) resolved(line);
     else {
@@ -61,6 +67,7 @@ class OverrideImporter {
       class_of_model(text);
       for (const auto& [line, number] : statements(text)) read(line, {file_, number});
     }
+    judge(beside);
     if (s_.model.multi_latent_attention) {
       const Scenario plain;
       const Scenario provider = provider_defaults();
@@ -569,6 +576,15 @@ bool is_bridge_text(std::string_view text) {
 
 Import from_bridge_text(std::string_view text, const std::string& file, const Machine& machine) {
   return OverrideImporter(file, machine).run(text);
+}
+
+Import read_overrides(std::string_view text, const std::string& file, const Machine& machine,
+                      const std::vector<Override>& beside) {
+  return OverrideImporter(file, machine).run(text, beside);
+}
+
+void judge_overrides(const std::string& file, const Machine& machine, const std::vector<Override>& overrides) {
+  OverrideImporter(file, machine).judge(overrides);
 }
 
 Import from_bridge(const std::string& path, const Machine& machine) {

@@ -14,6 +14,7 @@
 #include "pipewright/scenario/io.hpp"
 #include "programs.hpp"
 #include "python.hpp"
+#include "recipe_command.hpp"
 #include "said_flags.hpp"
 #include "shell_words.hpp"
 
@@ -194,11 +195,11 @@ class FlagImporter {
     if (flag != nullptr && has(flag->versions, s_.software)) return true;
     const OtherFlag* other = find_other_flag(given.name);
     if (flag != nullptr || (other != nullptr && !has(other->versions, s_.software))) {
-      const auto versions = versions_text(flag != nullptr ? flag->versions : other->versions);
+      const auto versions = flag != nullptr ? flag->versions : other->versions;
       add_finding("version.flag", given.name,
                   given.name + " does not exist in Megatron Core " + s_.software.megatron_core +
-                      "; versions with it: " + versions,
-                  "remove it, or run a version that has it");
+                      "; versions with it: " + versions_text(versions),
+                  "remove it, or say the version that runs: --megatron-core " + newest_of(versions));
       return false;
     }
     if (is_gone(given.name)) {
@@ -571,25 +572,26 @@ class FlagImporter {
 
 }  // namespace
 
+Import from_launch(const Launch& launch, const Machine& machine) {
+  if (launch.trains_recipe) return from_recipe_command(launch, machine);
+  if (!machine.recipe.empty())
+    throw UsageError({launch.file, 0}, {}, "trains no recipe of Megatron Bridge, whose settings --bridge gives");
+  return FlagImporter(machine).run(launch);
+}
+
 Import from_megatron(std::string_view flags, const Machine& machine) {
   std::vector<ShellWord> words;
   for (auto& word : split_shell(flags)) words.push_back({std::move(word), 0});
-  return FlagImporter(machine).run(launch_of_words(std::move(words), from_flags.file));
+  return from_launch(launch_of_words(std::move(words), from_flags.file), machine);
 }
 
 Import from_launch_file(std::string_view text, const std::string& path, const Machine& machine,
                         const std::map<std::string, std::string>& variables) {
   std::optional<std::vector<std::string>> arguments;
   if (machine.arguments) arguments = split_shell(*machine.arguments);
-  return FlagImporter(machine).run(is_model_config(text) ? launch_of_model_config(text, path, variables)
-                                                         : launch_of_script(text, path, variables, arguments));
-}
-
-void require_known_flags(const Import& import) {
-  for (const auto& finding : import.findings)
-    if (finding.severity == plan::Severity::violation)
-      throw UsageError(import.scenario.origin, finding.settings.empty() ? finding.rule : finding.settings.front(),
-                       finding.message + "; " + finding.fix);
+  return from_launch(is_model_config(text) ? launch_of_model_config(text, path, variables)
+                                           : launch_of_script(text, path, variables, arguments),
+                     machine);
 }
 
 }  // namespace pipewright::emit

@@ -11,6 +11,7 @@
 #include "flag_words.hpp"
 #include "pipewright/emit.hpp"
 #include "programs.hpp"
+#include "recipe_command.hpp"
 
 namespace pipewright::emit {
 
@@ -80,17 +81,23 @@ void read_counts(const ShellWords& words, std::size_t begin, std::size_t end, La
 
 bool is_program(const std::string& word) { return word.ends_with(".py"); }
 
+bool trains_recipe(const ShellWords& words) {
+  constexpr std::array moves_files = {"cp", "mv", "ln", "rm", "ls", "cat", "chmod", "rsync", "sed"};
+  if (!words.empty() && std::ranges::find(moves_files, words.front().text) != moves_files.end()) return false;
+  return std::ranges::any_of(words, [](const ShellWord& word) { return runs_recipe(word.text); });
+}
+
 bool trains(const ShellWords& words) {
-  return std::ranges::any_of(words, [](const ShellWord& word) {
-    std::string name = word.text.substr(0, word.text.find('='));
-    std::replace(name.begin(), name.end(), '_', '-');
-    return name == "--num-layers" || name == "--hidden-size" || name == "--micro-batch-size";
-  });
+  return trains_recipe(words) || std::ranges::any_of(words, [](const ShellWord& word) {
+           std::string name = word.text.substr(0, word.text.find('='));
+           std::replace(name.begin(), name.end(), '_', '-');
+           return name == "--num-layers" || name == "--hidden-size" || name == "--micro-batch-size";
+         });
 }
 
 bool starts_program(const ShellWords& words) {
   return std::ranges::any_of(words, [](const ShellWord& word) {
-    return is_program(word.text) || word.text == "-m" || word.text.ends_with("torchrun");
+    return runs_recipe(word.text) || is_program(word.text) || word.text == "-m" || word.text.ends_with("torchrun");
   });
 }
 
@@ -139,16 +146,6 @@ ShellWords unfolded(const ShellWords& words, const std::string& file, std::map<s
 
 /// Of a script without a training command that is read here.
 UsageError untrained(const ShellRun& run, const std::string& file) {
-  for (const auto& command : run.commands)
-    for (const auto& word : command.words) {
-      const bool recipe = word.text == "--recipe" || word.text.starts_with("--recipe=") ||
-                          word.text.ends_with("run_recipe.py") || word.text.ends_with("setup_experiment.py");
-      if (recipe && starts_program(command.words))
-        return {{file, word.line},
-                word.text.substr(word.text.find_last_of("/ ") + 1),
-                "a recipe of Megatron Bridge trains, which is Python and not read: give the run_config.yaml beside a "
-                "checkpoint of it, its log, or --bridge FILE with its settings"};
-    }
   if (run.end)
     return {{file, *run.end},
             {},
@@ -224,7 +221,9 @@ Launch launch_of_words(std::vector<ShellWord> given, const std::string& file) {
   launch.file = file;
   const ShellWords words = unfolded(given, file, launch.variables);
   // The program: the first NAME.py, or what -m names where it trains; a .py after training flags is their value.
-  auto script = std::ranges::find_if(words, [](const ShellWord& w) { return is_program(w.text); });
+  auto script =
+      std::ranges::find_if(words, [](const ShellWord& w) { return runs_recipe(w.text) || is_program(w.text); });
+  launch.trains_recipe = script != words.end() && runs_recipe(script->text);
   if (script != words.end() && trains({words.begin(), script})) script = words.end();
   for (auto at = words.begin(); script == words.end() && words.end() - at > 1; ++at)
     if (at->text == "-m" && !(at + 1)->text.starts_with("torch.distributed")) script = at + 1;
@@ -237,7 +236,7 @@ Launch launch_of_words(std::vector<ShellWord> given, const std::string& file) {
         std::isupper(static_cast<unsigned char>(at->text.front())) != 0)
       launch.variables[at->text.substr(0, equals)] = at->text.substr(equals + 1);
   }
-  if (script != words.end()) judge_program(*script, launch);
+  if (script != words.end() && !launch.trains_recipe) judge_program(*script, launch);
   read_counts(words, 0, static_cast<std::size_t>(begin - words.begin()), launch);
   launch.words.assign(begin, words.end());
   return launch;

@@ -21,6 +21,7 @@ struct Launch {
   std::map<std::string, std::string> variables;            ///< its environment
   std::optional<scenario::Int> nodes, gpus_of_node, gpus;  ///< as torchrun, srun, mpirun and #SBATCH lines say
   std::map<Count, ShellWord> unknown;                      ///< of those, what depends on what nobody says
+  bool trains_recipe = false;                              ///< of Megatron Bridge: `words` are its runner's
   bool trains_gpt = false;      ///< pretrain_gpt.py was named, or the folder of a functional test says so
   bool trains_hybrids = false;  ///< likewise pretrain_hybrid.py or pretrain_mamba.py
   std::vector<std::string> notes;

@@ -163,6 +163,8 @@ std::string missing_comment(const Scenario& s, const std::string& field, const s
   if (field.starts_with("lora_"))
     return field + ": " + value + " has no flag: Megatron Bridge has adapters (--emit bridge)";
   if (field == "quant_recipe") return field + ": " + value + " is a file of yours: --te-precision-config-file";
+  if (field == "pre_layernorm")
+    return field + ": " + value + " has no flag: a layer specification without fused norms builds it";
   if (field == "post_layernorm" || field == "apply_embedding_scaling")
     return field + ": " + value + " has no flag: Megatron Bridge's Gemma providers build it";
   if (is_ours(field))

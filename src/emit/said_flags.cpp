@@ -12,6 +12,7 @@
 #include <sstream>
 
 #include "pipewright/base.hpp"
+#include "pipewright/emit.hpp"
 #include "pipewright/scenario/io.hpp"
 
 namespace pipewright::emit {
@@ -183,6 +184,13 @@ std::vector<Clash> clashes(const std::vector<Given>& said, const scenario::Scena
     found.push_back(
         {"flag.missing", "--save", "--save asks for --save-interval", "add --save-interval N, or remove --save"});
   return found;
+}
+
+void require_known_flags(const Import& import) {
+  for (const auto& finding : import.findings)
+    if (finding.severity == plan::Severity::violation)
+      throw UsageError(import.scenario.origin, finding.settings.empty() ? finding.rule : finding.settings.front(),
+                       finding.message + "; " + finding.fix);
 }
 
 std::string last_batch(const Given& schedule) { return fmt::format("{:.0f}", stepped(schedule).back()); }

@@ -48,7 +48,7 @@ class GroupedQueryAttention : public Attention {
               .frozen = d_.frozen(),
               .rank = d_.lora.proj,
               .ends = begins_in_proj_},
-        separate_norm_(builder, dimensions, "attention.norm", dimensions.recomputes(Recompute::layernorm)),
+        separate_norm_(builder, dimensions, "attention.norm"),
         post_norm_(builder, dimensions, "attention.post_norm") {}
 
   std::uint32_t forward(bool grad) override;
@@ -107,7 +107,7 @@ class GroupedQueryAttention : public Attention {
   Linear qkv_, proj_;
 
   Normed norm_;
-  Norm separate_norm_;
+  PreNorm separate_norm_;
   PostNorm post_norm_;
   Operand proj_input_;
   Adapted proj_adapted_;
@@ -219,8 +219,7 @@ CoreAttention::Gradients GroupedQueryAttention::l2_norms_backward(Gradients norm
 }
 
 void GroupedQueryAttention::project(bool grad) {
-  std::uint32_t normed = no_tensor;
-  if (d_.separate_norms) normed = separate_norm_.forward(grad);
+  const auto normed = separate_norm_.forward(grad);
   offload_.begin(Offload::qkv_linear, grad);
   if (d_.separate_norms) {
     mixed_ = linear_.column_linear(qkv_, "attention.qkv", norm_.out, grad);
@@ -307,12 +306,12 @@ std::uint32_t GroupedQueryAttention::forward(bool needed) {
   // Delayed scaling: the projection keeps an FP8 copy alone, a checkpoint keeps no output.
   if (d_.recomputes(Recompute::core_attn) && proj_.precision.recipe == Recipe::delayed && !d_.output_gate)
     w_.release(o_);
-  if (d_.separate_norms) separate_norm_.leave(grad);
+  separate_norm_.leave(grad);
   return out;
 }
 
 std::uint32_t GroupedQueryAttention::backward(std::uint32_t dropped) {
-  if (d_.separate_norms && !begins_in_proj_) separate_norm_.replay();
+  if (!begins_in_proj_) separate_norm_.replay();
   offload_.needed(Offload::attn_proj);
   const auto dprojected = post_norm_.backward(dropped);
   const auto through_adapter = linear_.adapt_backward(proj_, proj_adapted_);
@@ -396,7 +395,7 @@ std::uint32_t GroupedQueryAttention::backward(std::uint32_t dropped) {
     dx = linear_.norm_linear_backward(qkv_, norm_, dmixed);
   }
   offload_.done(Offload::qkv_linear);
-  return d_.separate_norms ? separate_norm_.backward(dx) : dx;
+  return separate_norm_.backward(dx);
 }
 
 }  // namespace

@@ -362,7 +362,9 @@ void Dimensions::set_linear_attention(const Scenario& sc) {
 /// (is_kernel_available), TE pytorch/attention/dot_product_attention/softmax.py.
 void Dimensions::set_implementation(const Scenario& sc) {
   const auto& o = sc.settings;
-  local_spec = separate_norms = o.transformer_impl == "local";
+  local_spec = o.transformer_impl == "local";
+  pre_norms = sc.model.pre_layernorm;
+  separate_norms = local_spec || !pre_norms;
   unfused_attention = local_spec || o.attention_backend == "unfused";
   const bool rows_fit = s % 4 == 0 && b * heads % 4 == 0 && s > 16;
   const bool fused =
@@ -410,6 +412,7 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
   vocab = divided(sc, "model.vocab_size", scenario::padded_vocab_size(sc), t);
   gated = m.gated_linear_unit;
   mtp_layers = m.mtp_num_layers.value_or(0);
+  if (mtp_layers > 0) divided(sc, "model.hidden_size", h, t);  // eh_proj
   fp16 = o.fp16;
   one_table = pp == 1 && !m.untie_embeddings_and_output_weights;
   set_implementation(sc);
@@ -530,6 +533,9 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
         std::pair("linear_kv_up_proj", &lora.kv_up)})
     if (has(o.lora_target_modules, name)) {
       divided(sc, "settings.lora_dim", o.lora_dim, t);
+      const std::string_view module = name;
+      if (module == "linear_proj" || module == "linear_fc2" || module == "out_proj")  // beside row-parallel layers
+        divided(sc, "model.hidden_size", h, t);
       *rank = o.lora_dim;
     }
   // peft/utils.py, _register_shared_expert_grad_sync_hooks (pull request 5396)

@@ -220,12 +220,13 @@ struct Dimensions {
   bool fp16 = false;
   bool one_table = false;          ///< the output layer multiplies by the embedding's weight on the same rank
   bool local_spec = false;         ///< transformer_impl local
-  bool separate_norms = false;     ///< no norm is part of a linear layer, as in the local spec
+  bool separate_norms = false;     ///< no norm is part of a linear layer: local spec, or none
   bool unfused_attention = false;  ///< scores and probabilities are tensors
   bool output_gate = false;        ///< attention_output_gate: the fused projection has a gate beside every query
   bool qk_norm_whole = false;      ///< one norm over all heads of a token
   bool qk_norm_eager = false;      ///< ... in eager operations, which has fewer key heads: MiniMax-M2's
   bool qk_l2_norm = false;         ///< queries and keys are normalised without weights, after the rotation
+  bool pre_norms = true;           ///< norms before attention and MLP (pre_layernorm)
   bool post_norms = false;         ///< norms on the outputs of attention and MLP (post_layernorm)
   bool scales_embeddings = false;  ///< apply_embedding_scaling
   bool caps_scores = false;        ///< attn_logit_softcapping: FlexAttention instead of TE's attention

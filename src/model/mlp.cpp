@@ -36,7 +36,7 @@ class DenseMlp : public Mlp {
              .frozen = d_.frozen(),
              .rank = d_.lora.fc2,
              .ends = begins_in_fc2_},
-        separate_norm_(builder, dimensions, "mlp.norm", dimensions.recomputes(Recompute::layernorm)),
+        separate_norm_(builder, dimensions, "mlp.norm"),
         post_norm_(builder, dimensions, "mlp.post_norm") {}
 
   std::uint32_t forward(bool grad) override;
@@ -54,7 +54,7 @@ class DenseMlp : public Mlp {
   Linear fc1_, fc2_;
 
   Normed norm_;
-  Norm separate_norm_;  ///< local spec: not under a checkpoint of the MLP
+  PreNorm separate_norm_;  ///< local spec: not under a checkpoint of the MLP
   PostNorm post_norm_;
   Operand fc2_input_;
   Adapted fc2_adapted_;
@@ -74,14 +74,14 @@ std::uint32_t DenseMlp::run(bool needed) {
 }
 
 std::uint32_t DenseMlp::forward(bool grad) {
-  if (d_.separate_norms) separate_norm_.forward(grad);
+  separate_norm_.forward(grad);
   const auto out = run(grad && !d_.recomputes(Recompute::mlp));
-  if (d_.separate_norms) separate_norm_.leave(grad);
+  separate_norm_.leave(grad);
   return out;
 }
 
 std::uint32_t DenseMlp::backward(std::uint32_t dropped) {
-  if (d_.separate_norms) separate_norm_.replay();
+  separate_norm_.replay();
   std::uint32_t replayed = no_tensor;
   if (d_.recomputes(Recompute::mlp)) {
     w_.recomputing(true);

@@ -44,6 +44,28 @@ class Norm {
   std::uint32_t statistics_ = no_tensor, out_ = no_tensor;
 };
 
+/// The norm of a layer whose linears have none fused, or none at all (pre_layernorm).
+class PreNorm {
+ public:
+  PreNorm(PieceBuilder& builder, const Dimensions& dimensions, const std::string& name)
+      : on_(dimensions.separate_norms && dimensions.pre_norms),
+        norm_(builder, dimensions, name, dimensions.recomputes(Recompute::layernorm)) {}
+
+  /// None without a norm.
+  std::uint32_t forward(bool grad) { return on_ ? norm_.forward(grad) : no_tensor; }
+  void leave(bool keeps) {
+    if (on_) norm_.leave(keeps);
+  }
+  void replay() {
+    if (on_) norm_.replay();
+  }
+  std::uint32_t backward(std::uint32_t dout) { return on_ ? norm_.backward(dout) : dout; }
+
+ private:
+  const bool on_;
+  Norm norm_;
+};
+
 /// A norm on what a linear layer puts out, before the residual (post_layernorm): out -> TENorm -> out'. It keeps `out`.
 class PostNorm {
  public:

@@ -36,7 +36,7 @@ class Modules {
   void layer(const LayerShape& shape) {
     if (shape.parts != Parts::mlp) mixer(shape);
     if (shape.parts == Parts::mixer) return;
-    norm(d_.h);
+    if (d_.pre_norms) norm(d_.h);
     if (shape.moe) {
       experts(shape.precision);
     } else {
@@ -97,7 +97,7 @@ class Modules {
     d_.mla ? latent_attention(shape.precision) : attention(shape.precision);
   }
   void attention(LayerPrecision layer) {
-    if (d_.separate_norms) norm(d_.h);
+    if (d_.separate_norms && d_.pre_norms) norm(d_.h);
     if (d_.sinks && s_.model.softmax_type == "learnable") vector(d_.heads);
     weight(d_.q, d_.h, d_.precision_of(layer, "self_attention.linear_proj"));
     adapter(d_.lora.proj, d_.q, d_.h, true);

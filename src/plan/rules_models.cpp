@@ -293,7 +293,7 @@ std::vector<Rule> model_rules() {
                 s.model.hidden_size % s.model.num_attention_heads != 0;
        },
        "assert args.hidden_size % args.num_attention_heads == 0",
-       "state kv_channels, which latent attention does not read"},
+       "state kv_channels (latent attention does not read it)"},
       // The layers of transformer_impl local with RMSNorm have PyTorch's (backends.py, LocalSpecProvider.layer_norm).
       {"model.torch-norm-centered",
        violation,

@@ -101,6 +101,17 @@ const std::vector<RefusedField>& refused_rows() {
                 (s.model.multi_latent_attention ||
                  (!norms_in_eager_operations(s) && s.settings.tensor_model_parallel_size > 1));
        }},
+      {"pre_layernorm",
+       "layers without norms before attention and MLP of latent attention, experts and hybrids, in FP8 or FP4, with "
+       "adapters, activation offload, CUDA graphs, userbuffers, delayed weight gradients, multi-token prediction or "
+       "local layers",
+       [](const Scenario& s) {
+         const auto& o = s.settings;
+         return !s.model.pre_layernorm &&
+                (s.model.multi_latent_attention || has_experts(s) || is_hybrid(s) || has_linear_attention(s) || o.fp8 ||
+                 o.fp4 || !o.lora_target_modules.empty() || moves_activations(s) || o.cuda_graph_impl != "none" ||
+                 o.tp_comm_overlap || o.delay_wgrad_compute || s.model.mtp_num_layers.value_or(0) > 0 || !te_layers(s));
+       }},
       {"post_layernorm", "norms on the outputs of experts, of latent attention, and before a bias is added",
        [](const Scenario& s) {
          return s.model.post_layernorm && (has_experts(s) || s.model.multi_latent_attention || s.model.add_bias_linear);

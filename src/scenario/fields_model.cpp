@@ -28,6 +28,7 @@ std::vector<Field> model_fields() {
       MODEL(layernorm_epsilon, "epsilon of the normalisation").between(0, 1),
       MODEL(layernorm_zero_centered_gamma, "normalisation weights are stored minus 1"),
       MODEL(apply_residual_connection_post_layernorm, "the residual branches off after the normalisation"),
+      MODEL(pre_layernorm, "norms before attention and MLP (false: Bridge's EXAONE 4 layers)"),
       MODEL(post_layernorm, "norms on the outputs of attention and MLP (Bridge's Gemma providers)"),
       MODEL(apply_embedding_scaling, "embeddings times sqrt(hidden_size) (Bridge's Gemma providers)"),
       MODEL(attn_logit_softcapping, "attention scores s become c tanh(s / c) (Bridge's Gemma 2)").between(0, 1e6),

@@ -59,17 +59,35 @@ const Strings families = {"llama",
                           "ministral",
                           "solar_open",
                           "youtu",
-                          "minimax_m2"};
+                          "minimax_m2",
+                          "olmo2",
+                          "olmo3",
+                          "exaone",
+                          "internlm3",
+                          "iquestcoder",
+                          "internlm2",
+                          "deepseek",
+                          "glm4"};
 
-/// Published with a vision tower, trained without: the model beside which the text model stands.
-const Strings with_tower = {"gemma3",   "llama4",       "mistral3", "kimi_k25",   "qwen3_5",   "qwen3_5_moe",
-                            "qwen3_vl", "qwen3_vl_moe", "qwen2_vl", "qwen2_5_vl", "glm4v_moe", "kimi_vl"};
+/// Published with a vision tower, trained without: the model beside which the text model stands, and whose family that
+/// is where it does not say (its class' sub_configs).
+const std::map<std::string, const char*, std::less<>> with_tower = {
+    {"gemma3", "gemma3_text"},       {"llama4", "llama4_text"},
+    {"mistral3", "mistral"},         {"kimi_k25", "kimi_k2"},
+    {"kimi_vl", "deepseek_v3"},      {"qwen3_5", "qwen3_5_text"},
+    {"qwen3_vl", "qwen3_vl_text"},   {"qwen3_vl_moe", "qwen3_vl_moe_text"},
+    {"qwen2_vl", "qwen2_vl_text"},   {"qwen2_5_vl", "qwen2_5_vl_text"},
+    {"glm4v_moe", "glm4v_moe_text"}, {"qwen3_5_moe", "qwen3_5_moe_text"}};
 
 /// Names of a family beside its own: Qwen-VL without images is Qwen (three positions of a token, all alike).
-const std::map<std::string, const char*, std::less<>> other_names = {
-    {"qwen3_vl_text", "qwen3"},  {"qwen3_vl_moe_text", "qwen3_moe"}, {"qwen2_vl", "qwen2"},
-    {"qwen2_5_vl", "qwen2"},     {"glm4v_moe_text", "glm4_moe"},     {"qwen2_vl_text", "qwen2"},
-    {"qwen2_5_vl_text", "qwen2"}};
+const std::map<std::string, const char*, std::less<>> other_names = {{"Yi", "llama"},
+                                                                     {"qwen3_vl_text", "qwen3"},
+                                                                     {"qwen3_vl_moe_text", "qwen3_moe"},
+                                                                     {"qwen2_vl", "qwen2"},
+                                                                     {"qwen2_5_vl", "qwen2"},
+                                                                     {"glm4v_moe_text", "glm4_moe"},
+                                                                     {"qwen2_vl_text", "qwen2"},
+                                                                     {"qwen2_5_vl_text", "qwen2"}};
 
 /// What a config.json may leave to the defaults of its class (transformers 4.57, configuration_*.py) where those are
 /// not what a reader would take: heads that share keys, widths of heads, windows, expert groups.
@@ -93,8 +111,12 @@ const char* defaults_of(const std::string& family) {
   if (family == "deepseek_v3" || family == "kimi_k2")
     return R"({"q_lora_rank": 1536, "n_group": 8, "topk_group": 4, "n_shared_experts": 1, "first_k_dense_replace": 3,
       "routed_scaling_factor": 2.5})";
+  if (family == "deepseek") return R"({"n_shared_experts": 2, "first_k_dense_replace": 1})";
   if (family == "deepseek_v2") return R"({"q_lora_rank": 1536, "n_shared_experts": 2, "routed_scaling_factor": 1.0})";
   if (family == "glm")
+    return R"({"num_key_value_heads": 2, "head_dim": 128, "partial_rotary_factor": 0.5, "attention_bias": true,
+      "rms_norm_eps": 1.5625e-7})";
+  if (family == "glm4")
     return R"({"num_key_value_heads": 2, "head_dim": 128, "partial_rotary_factor": 0.5, "attention_bias": true,
       "rms_norm_eps": 1.5625e-7})";
   if (family == "glm4_moe")
@@ -153,6 +175,11 @@ const char* defaults_of(const std::string& family) {
   if (family == "youtu")
     return R"({"tie_word_embeddings": true, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
       "v_head_dim": 128, "qk_nope_head_dim": 128})";
+  if (family == "olmo2" || family == "olmo3")
+    return R"({"rms_norm_eps": 1e-5, "rope_theta": 500000.0, "sliding_window": 4096})";
+  if (family == "exaone") return R"({"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 500000.0})";
+  if (family == "internlm3") return R"({"num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1e-5})";
+  if (family == "iquestcoder") return R"({"num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5})";
   if (family == "gemma")
     return R"({"vocab_size": 256000, "hidden_size": 3072, "intermediate_size": 24576, "num_hidden_layers": 28,
       "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256, "max_position_embeddings": 8192,
@@ -220,46 +247,58 @@ std::string apply_hf_config(const std::string& given, Scenario& scenario, String
   const std::string outer =
       json.contains("model_type") && json.at("model_type").is_string() ? json.at("model_type").get<std::string>() : "";
   const bool sees = json.contains("vision_config");
+  Strings all;
   if (json.contains("text_config") && json.at("text_config").is_object()) {
     Json inner = json.at("text_config");
-    for (const char* shared : {"tie_word_embeddings", "torch_dtype", "dtype"})  // the whole model's
+    for (const char* shared : {"torch_dtype", "dtype"})  // the whole model's
       if (json.contains(shared) && !inner.contains(shared)) inner[shared] = json.at(shared);
+    if (const char* tied = "tie_word_embeddings"; json.contains(tied)) {  // which builds the output layer
+      if (inner.contains(tied) && inner.at(tied) != json.at(tied))
+        all.push_back(fmt::format("{}: {} of text_config is not taken: {} of the whole model counts", tied,
+                                  inner.at(tied).dump().substr(0, 60), json.at(tied).dump().substr(0, 60)));
+      inner[tied] = json.at(tied);
+    }
+    const auto text_of = with_tower.find(outer);
+    if (!inner.contains("model_type")) inner["model_type"] = text_of == with_tower.end() ? outer : text_of->second;
     json = std::move(inner);
   }
-  if (json.contains("rope_parameters") && json.at("rope_parameters").is_object()) {
-    Json rope = json.at("rope_parameters");  // where transformers 5 keeps them, also by kind of layer
+  for (const char* where : {"rope_parameters", "rope_scaling"}) {
+    if (!json.contains(where) || !json.at(where).is_object()) continue;
+    Json rope = json.at(where);  // where transformers 5 keeps them, also by kind of layer
     if (rope.contains("full_attention") && rope.at("full_attention").is_object())
       rope = Json(rope.at("full_attention"));
     for (const char* key : {"rope_theta", "partial_rotary_factor"})
       if (rope.contains(key) && !json.contains(key)) json[key] = rope.at(key);
-    json["rope_parameters"] = std::move(rope);
+    json[where] = std::move(rope);
   }
+  HfNames written;
   if (json.contains("model_type") && json.at("model_type").is_string()) {
-    const auto complete = [&json] {
-      const Json defaults = Json::parse(defaults_of(json.at("model_type").get<std::string>()));
+    const auto said = json.at("model_type").get<std::string>();
+    const auto other = other_names.find(said);
+    const std::string family = other == other_names.end() ? said : other->second;
+    written = take_other_names(json, family, [&](const std::string& key, const std::string& why) {
+      return HfConfig(path, text, json).error(key, why);
+    });
+    for (const auto& each : {said, family}) {
+      const Json defaults = Json::parse(defaults_of(each));
       for (const auto& [key, value] : defaults.items())
         if (!json.contains(key)) json[key] = value;
-    };
-    complete();
-    if (const auto other = other_names.find(json.at("model_type").get<std::string>()); other != other_names.end())
-      json["model_type"] = other->second;
-    complete();
+    }
+    json["model_type"] = family;
   }
-  const HfConfig config(path, text, json);
+  const HfConfig config(path, text, json, written);
   const std::string family = config.string("model_type", "");
   if (family.empty()) throw config.error("model_type", "missing", families);
   for (const auto& other : unmodelled_families())
     if (family == other.name)
-      throw config.error(
-          "model_type",
-          fmt::format("\"{}\" is not modelled; what is missing: {}", family, fmt::join(other.missing, "; ")), families);
-  if (family == outer && std::ranges::find(with_tower, outer) != with_tower.end())
+      throw config.error("model_type", fmt::format("\"{}\" is not modelled; what is missing: {}", family,
+                                                   fmt::join(other.missing, "; ")));
+  if (family == outer && with_tower.contains(outer))
     throw config.error("text_config", "missing: the sizes of the language model stand in it");
   if (std::find(families.begin(), families.end(), family) == families.end()) {
     throw config.error("model_type", fmt::format("unknown family \"{}\"", family), families,
                        nearest_name(family, families));
   }
-  Strings all;
   Model m = model_of(config, family, scenario, all);
   // transformers' attention_bias is of the output projection, too, but in GLM's classes; add_qkv_bias is not.
   const char* output_bias = family == "seed_oss" ? "attention_out_bias" : "attention_bias";
@@ -272,8 +311,8 @@ std::string apply_hf_config(const std::string& given, Scenario& scenario, String
   const auto otherwise = other_in_bridge(config, family, m);
   all.insert(all.end(), otherwise.begin(), otherwise.end());
   auto read = config.read();
-  const bool tower = sees && (family == "gemma3_text" || family == "llama4_text" ||
-                              std::find(with_tower.begin(), with_tower.end(), outer) != with_tower.end());
+  for (const auto& [key, other] : written) read.insert(other);
+  const bool tower = sees && (family == "gemma3_text" || family == "llama4_text" || with_tower.contains(outer));
   if (tower) read.insert("vision_config");
   const auto said = judge_keys(text, family, read,
                                [&](const std::string& key, const std::string& why) { return config.error(key, why); });

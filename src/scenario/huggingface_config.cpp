@@ -12,7 +12,7 @@ UsageError HfConfig::error(const std::string& key, const std::string& message, c
                            const std::string& nearest) const {
   // What is wrong beside a missing number may be wrong for the number that stands in for it.
   if (!missing_.empty()) return {{path_, 0}, fmt::format("{}", fmt::join(missing_, ", ")), "missing"};
-  return {{path_, line_of(key)}, above_ + key, message, allowed, nearest};
+  return {{path_, line_of(key)}, above_ + written(key), message, allowed, nearest};
 }
 
 void HfConfig::require() const {
@@ -29,7 +29,7 @@ int HfConfig::line_of(const std::string& key) const {
   std::size_t at = 0;
   if (!above_.empty()) at = text_.find('"' + above_.substr(0, above_.size() - 1) + '"');
   if (json_.contains(key))
-    at = text_.find('"' + key + '"', at);
+    at = text_.find('"' + written(key) + '"', at);
   else if (above_.empty())
     return 0;
   if (at == std::string::npos) return 0;

@@ -1,6 +1,8 @@
 // A config.json's keys, typed; which were asked for.
 #pragma once
 
+#include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
@@ -9,13 +11,22 @@
 
 namespace pipewright::scenario {
 
-/// Kinds of a hybrid's layers as transformers names them one by one (layers_block_type).
-inline const Strings hybrid_kinds = {"mamba", "attention", "mlp", "moe"};
+/// Kinds of a hybrid's layers as transformers names them one by one (layers_block_type), those of releases before 5
+/// first.
+inline const Strings hybrid_kinds = {"mamba", "attention", "mlp", "moe", "linear_attention", "full_attention"};
+
+/// Names as they are read here -> as a file writes them, one or several.
+using HfNames = std::multimap<std::string, std::string>;
+
+/// Renames keys that transformers' class of the family takes under several names (its attribute_map, which decides what
+/// transformers 5 writes) to those that are read here. Throws what `error` makes of two that differ.
+HfNames take_other_names(nlohmann::json& json, const std::string& family,
+                         const std::function<UsageError(const std::string& key, const std::string& why)>& error);
 
 class HfConfig {
  public:
-  HfConfig(const std::string& path, const std::string& text, const nlohmann::json& json)
-      : path_(path), text_(text), json_(json) {}
+  HfConfig(const std::string& path, const std::string& text, const nlohmann::json& json, HfNames written = {})
+      : path_(path), text_(text), json_(json), written_(std::move(written)) {}
   /// Throws what `integer` did not find, all in one message.
   void require() const;
   /// An object within, whose errors name the same file.
@@ -41,6 +52,11 @@ class HfConfig {
   OptInt optional_integer(const std::string& key, Int least = 1) const;
   double number(const std::string& key, double otherwise) const;
   bool boolean(const std::string& key, bool otherwise) const;
+  /// The name under which the file has it.
+  const std::string& written(const std::string& key) const {
+    const auto other = written_.find(key);
+    return other == written_.end() ? key : other->second;
+  }
   /// A list of `count` numbers; empty where the key is missing or the list is.
   Ints integers(const std::string& key, Int count) const;
   /// A list of these words; empty where the key is missing.
@@ -51,6 +67,7 @@ class HfConfig {
   const std::string& path_;
   const std::string& text_;
   const nlohmann::json& json_;
+  HfNames written_;
   std::string above_;  ///< "rope_scaling." of what stands in it
   mutable std::set<std::string> read_;
   mutable Strings missing_;

@@ -107,7 +107,7 @@ void sliding_window(const HfConfig& config, Model& m, const std::string& family)
   if (switched) config.knows({"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"});
   const bool always = family == "mistral" || family == "mixtral" || family == "gpt_oss" || family == "phi3" ||
                       family == "starcoder2" || family == "ministral" || family == "cwm" || family == "dots1" ||
-                      family.starts_with("gemma");
+                      family == "olmo3" || family.starts_with("gemma");
   if (!always && !(switched && config.boolean("use_sliding_window", false))) return;
   if (always) config.knows({"layer_types"});
   const OptInt width = config.optional_integer("sliding_window");
@@ -126,6 +126,8 @@ void sliding_window(const HfConfig& config, Model& m, const std::string& family)
     for (Int layer = 0; layer < m.num_layers; ++layer) windowed.push_back(layer % 2 == 0);
   } else if (family == "cwm") {  // all but every fourth, of which the first is one
     for (Int layer = 0; layer < m.num_layers; ++layer) windowed.push_back(layer % 4 != 0);
+  } else if (family == "olmo3") {  // all but every fourth
+    for (Int layer = 0; layer < m.num_layers; ++layer) windowed.push_back((layer + 1) % 4 != 0);
   } else if (family == "gemma3_text") {  // all but every sixth
     const OptInt stated = config.optional_integer("sliding_window_pattern");
     const Int pattern = stated ? *stated : config.optional_integer("_sliding_window_pattern").value_or(6);
@@ -237,6 +239,18 @@ void jais2(const HfConfig& config, Model& m) {
                        {m.add_bias_linear ? "true" : "false"});
 }
 
+// Transformers' modeling_olmo2.py and modular_olmo3.py; modeling_glm4.py, which norms before as well.
+void output_norms(Model& m, const std::string& family, Strings& notes) {
+  const bool olmo = family != "glm4";
+  m.pre_layernorm = !olmo;
+  m.post_layernorm = true;
+  m.qk_layernorm = m.qk_layernorm_whole = olmo;
+  notes.push_back(
+      fmt::format("norms on the outputs of attention and MLP{}: no flag of Megatron and no provider of Megatron Bridge "
+                  "says them for this family; predicted is a layer specification of Transformer Engine's modules ({})",
+                  olmo ? " alone" : "", olmo ? "pre_layernorm: false" : "post_layernorm: true"));
+}
+
 }  // namespace
 
 void activation_is(const HfConfig& config, const Strings& names) {
@@ -263,10 +277,12 @@ Model model_of(const HfConfig& config, const std::string& family, Scenario& scen
   if (family == "starcoder2") starcoder2(config, scenario, m);
   if (family == "nemotron") nemotron(config, m);
   if (family == "jais2") jais2(config, m);
+  if (family == "olmo2" || family == "olmo3" || family == "glm4") output_norms(m, family, notes);
   if (family.starts_with("ernie")) ernie(config, m);
   if (family == "seed_oss") seed_oss(config, scenario, notes);
   if (family == "smollm3") layers_without_rotation(config, m);
-  if (family == "glm" || family == "helium") m.rotary_interleaved = true;  // their modeling files, rotate_half
+  if (family == "glm" || family == "glm4" || family == "helium")
+    m.rotary_interleaved = true;  // their modeling files, rotate_half
   mixture_of(config, family, scenario, m, notes);
   config.require();
   rope_scaling(config, m, notes);

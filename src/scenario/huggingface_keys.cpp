@@ -41,7 +41,7 @@ constexpr const char* inert_keys =
     "output_router_logits output_scores pad_token_id prefix pretraining_tp problem_type pruned_heads quantization "
     "quantization_config query_pre_attn_scalar remove_invalid_values repetition_penalty return_dict "
     "return_dict_in_generate rope_interleaved sep_token_id "
-    "expand mamba_ssm_cache_dtype rescale_prenorm_residual time_step_floor "
+    "expand mamba_ssm_cache_dtype mamba_ssm_dtype embedding_initializer_range rescale_prenorm_residual time_step_floor "
     "time_step_limit time_step_max time_step_min time_step_rank use_mamba_kernels mtp_hybrid_override_pattern "
     "mtp_layers_block_type "
     "model_type dtype torch_dtype text_config rope_theta rope_scaling rope_parameters rope_local_base_freq "
@@ -100,6 +100,7 @@ constexpr Part lost_parts[] = {
     {"attention_dropout", "dropout of attention in a config.json (state attention_dropout in a scenario)", on},
     {"hidden_dropout", "dropout in a config.json (state hidden_dropout in a scenario)", on},
     {"resid_pdrop", "dropout in a config.json (state hidden_dropout in a scenario)", on},
+    {"embed_dropout", "dropout in a config.json (state hidden_dropout in a scenario)", on},
     {"embd_pdrop", "dropout in a config.json (state hidden_dropout in a scenario)", on}};
 
 // Parts that only some families have: in another they would be lost.

@@ -67,6 +67,9 @@ void gpt_oss(const HfConfig& config, Model& m) {
       other != m.moe_router_topk)
     throw config.error("experts_per_token", fmt::format("{} beside num_experts_per_tok {}", other, m.moe_router_topk));
   activation_is(config, {"silu"});
+  constexpr double alpha = 1.702;  // fused_bias_geglu.py, quick_gelu
+  if (config.number("swiglu_alpha", alpha) != alpha)
+    throw config.error("swiglu_alpha", "is not Megatron's", {fmt::format("{}", alpha)});
   if (!config.boolean("attention_bias", true))
     throw config.error("attention_bias", "GPT-OSS without biases of attention is not modelled", {"true"});
   m.add_bias_linear = m.add_qkv_bias = true;
@@ -79,6 +82,8 @@ void gpt_oss(const HfConfig& config, Model& m) {
 
 void qwen_moe(const HfConfig& config, Model& m, const std::string& family) {
   if (family == "qwen3_5_moe_text") config.knows({"intermediate_size", "norm_topk_prob"});  // always renormalised
+  if (family == "qwen3_moe" && !config.boolean("use_qk_norm", true))  // its class always norms them
+    throw config.error("use_qk_norm", "Qwen 3 without norms of queries and keys is not modelled", {"true"});
   if (family == "qwen2_moe") m.add_qkv_bias = config.boolean("qkv_bias", true);
   m.num_moe_experts = config.integer("num_experts");
   m.moe_router_topk = config.integer("num_experts_per_tok");
@@ -111,7 +116,11 @@ void delta_nets(const HfConfig& config, Model& m, const std::string& family) {
   m.linear_value_head_dim = config.integer("linear_value_head_dim");
   m.linear_num_key_heads = config.integer("linear_num_key_heads");
   m.linear_num_value_heads = config.integer("linear_num_value_heads");
+  if (config.boolean("mtp_use_dedicated_embeddings", false))
+    throw config.error("mtp_use_dedicated_embeddings", "embeddings of multi-token prediction alone are not modelled",
+                       {"false"});
   const Strings kinds = config.strings("layer_types", {"linear_attention", "full_attention"});
+  config.knows({"full_attention_interval"});
   if (kinds.empty()) {
     m.linear_attention_freq = {config.optional_integer("full_attention_interval").value_or(4)};
     return;
@@ -134,7 +143,16 @@ void routed_experts(const HfConfig& config, Model& m, const char* experts = "n_r
   if (config.has("routed_scaling_factor")) m.moe_router_topk_scaling_factor = config.number("routed_scaling_factor", 1);
 }
 
+/// transformers 5 names each layer's; before, so many dense ones lead.
 void leading_dense_layers(const HfConfig& config, Model& m) {
+  if (const Strings kinds = config.strings("mlp_layer_types", {"dense", "sparse"}); !kinds.empty()) {
+    if (static_cast<Int>(kinds.size()) != m.num_layers)
+      throw config.error("mlp_layer_types", fmt::format("{} entries for {} layers", kinds.size(), m.num_layers));
+    config.knows({"first_k_dense_replace"});
+    m.moe_layer_freq.clear();
+    for (const auto& kind : kinds) m.moe_layer_freq.push_back(kind == "sparse" ? 1 : 0);
+    return;
+  }
   const Int dense_layers = config.optional_integer("first_k_dense_replace", 0).value_or(0);
   if (dense_layers == 0) return;
   m.moe_layer_freq.clear();
@@ -184,6 +202,17 @@ void deepseek(const HfConfig& config, Model& m, const std::string& family) {
   m.moe_router_enable_expert_bias = one_of(config, "topk_method", second ? "greedy" : "noaux_tc",
                                            {"greedy", "group_limited_greedy", "noaux_tc"}) == "noaux_tc";
   predicted_tokens(config, m);
+}
+
+// The published modeling_deepseek.py of DeepSeek-MoE: softmax before the choice.
+void deepseek_moe(const HfConfig& config, Model& m) {
+  routed_experts(config, m);
+  shared_experts(config, m);
+  leading_dense_layers(config, m);
+  one_of(config, "scoring_func", "softmax", {"softmax"});
+  m.moe_router_pre_softmax = !config.boolean("norm_topk_prob", false);
+  if (const Int step = config.optional_integer("moe_layer_freq").value_or(1); step != 1)
+    throw config.error("moe_layer_freq", "experts in every n-th layer (state moe_layer_freq in a scenario)", {"1"});
 }
 
 // Megatron Bridge's models/mimo/mimo_bridge.py: Qwen 2 and a depth of multi-token prediction.
@@ -247,8 +276,8 @@ void hy_v3(const HfConfig& config, Model& m) {
                        fmt::format("{} beside moe_intermediate_size {}", other, *m.moe_ffn_hidden_size));
   for (const char* key : {"qk_norm", "moe_router_use_sigmoid", "moe_router_enable_expert_bias", "route_norm"})
     if (!config.boolean(key, true)) throw config.error(key, "is not what Megatron Bridge builds", {"true"});
-  // What first_k_dense_replace says, too; transformers' own sum of both kinds of experts.
-  config.knows({"mlp_layer_types", "enable_moe_fp32_combine"});
+  // Transformers' own sum of both kinds of experts.
+  config.knows({"enable_moe_fp32_combine"});
   m.moe_router_topk_scaling_factor = config.number("router_scaling_factor", 1);
   m.qk_layernorm = true;
   m.moe_router_score_function = "sigmoid";
@@ -326,10 +355,16 @@ void minimax_m2(const HfConfig& config, Model& m, Strings& notes) {
 
 /// A hybrid's layers as Megatron writes them; transformers names them one by one (layers_block_type).
 std::string hybrid_pattern(const HfConfig& config, const char* letter_by_letter, const char* one_by_one) {
-  if (config.has(letter_by_letter)) return config.string(letter_by_letter, "");
-  const std::map<std::string, char> letters = {{"mamba", 'M'}, {"attention", '*'}, {"mlp", '-'}, {"moe", 'E'}};
+  const std::map<std::string, char> letters = {{"mamba", 'M'}, {"attention", '*'},        {"mlp", '-'},
+                                               {"moe", 'E'},   {"linear_attention", 'M'}, {"full_attention", '*'}};
   std::string pattern;
   for (const auto& kind : config.strings(one_by_one, hybrid_kinds)) pattern += letters.at(kind);
+  if (config.has(letter_by_letter)) {
+    const std::string said = config.string(letter_by_letter, "");
+    if (!pattern.empty() && pattern != said)
+      throw config.error(one_by_one, fmt::format("{} beside {} {}", pattern, letter_by_letter, said));
+    return said;
+  }
   if (pattern.empty()) config.lacks(letter_by_letter);
   return pattern;
 }
@@ -472,7 +507,8 @@ void mixture_of(const HfConfig& config, const std::string& family, Scenario& sce
   if (family == "nemotron_h") nemotron_h(config, m);
   if (family == "gpt_oss") gpt_oss(config, m);
   if (family == "llama4_text") llama4(config, scenario, m);
-  if (family.starts_with("deepseek") || family == "kimi_k2" || family == "glm4_moe_lite" || family == "sarvam_mla")
+  if (family == "deepseek") deepseek_moe(config, m);
+  if (family.starts_with("deepseek_v") || family == "kimi_k2" || family == "glm4_moe_lite" || family == "sarvam_mla")
     deepseek(config, m, family);
   if (family.starts_with("sarvam")) sarvam(config, family, scenario, m, notes);
   if ((family == "deepseek_v3" || family == "glm4_moe") && !config.has("num_nextn_predict_layers"))

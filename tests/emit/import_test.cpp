@@ -638,6 +638,9 @@ TEST_CASE("flags that no version or not this version has") {
   CHECK(early.findings[0].message ==
         "--activation-offload-fraction does not exist in Megatron Core 0.17.0; versions with it: 0.19, dev, main, "
         "pr-4268");
+  CHECK(early.findings[0].fix == "remove it, or say the version that runs: --megatron-core 0.19.0");
+  CHECK(import("--activation-offload-fraction 0.5", "0.19.0").findings.empty());
+  CHECK(import("--overlap-p2p-backward-on-comm-stream").findings[0].fix.ends_with("--megatron-core pr-4268"));
   CHECK(import("--overlap-p2p-backward-on-comm-stream").findings.size() == 1);
   CHECK(import("--overlap-p2p-backward-on-comm-stream", "pr-4268").findings.empty());
 }

@@ -325,8 +325,10 @@ TEST_CASE("variables that only the machine knows are no values") {
 }
 
 TEST_CASE("a recipe of Megatron Bridge is told for one") {
-  for (const char* command : {"torchrun --nproc_per_node=8 scripts/training/run_recipe.py --recipe llama3_8b\n",
-                              "srun bash -c \"cd x; uv run python run_recipe.py --recipe=llama3_8b model.tp=2\"\n"})
+  for (const char* command :
+       {"torchrun --nproc_per_node=8 scripts/training/run_recipe.py --recipe llama3_8b\n",
+        "srun bash -c \"cd x; uv run python run_recipe.py --recipe=llama3_8b --micro_batch_size 2 "
+        "model.tensor_model_parallel_size=2\"\n"})
     CHECK_THROWS_WITH_AS(of_script(command), doctest::Contains("a recipe of Megatron Bridge trains"), UsageError);
 }
 

@@ -51,6 +51,32 @@ TEST_CASE("a norm on an output keeps the output and a statistic of every row") {
   CHECK(kept(with(llama(), {"post_layernorm=true"})) - kept(llama()) == 2 * (2 * tokens * hidden + 4 * tokens));
 }
 
+TEST_CASE(
+    "a layer without norms before attention and MLP keeps neither their outputs nor statistics, and has no weights") {
+  const auto without = with(llama(), {"pre_layernorm=false"});
+  CHECK(kept(llama()) - kept(without) == 2 * (2 * tokens * hidden + 4 * tokens));
+  const auto counted = [](const scenario::Scenario& s) { return parameters(pipewright::test::build(s)); };
+  CHECK(counted(llama()) - counted(without) == 2 * hidden * without.model.num_layers);
+  // On the outputs alone (OLMo 2) they cost what they cost before: the same memory and as many kernels.
+  const auto after = with(without, {"post_layernorm=true"});
+  CHECK(kept(after) == kept(llama()));
+  for (const std::vector<const char*>& settings : std::vector<std::vector<const char*>>{
+           {},
+           {"num_gpus=8", "global_batch_size=8", "tensor_model_parallel_size=2"},
+           {"num_gpus=8", "global_batch_size=8", "tensor_model_parallel_size=2", "sequence_parallel=true"},
+           {"recompute_granularity=selective", "recompute_modules=[mlp, core_attn]"},
+           {"recompute_granularity=full", "recompute_method=uniform", "recompute_num_layers=1"}}) {
+    CAPTURE(settings.size());
+    const auto norms = [&](scenario::Scenario s) {
+      for (const char* setting : settings) scenario::set(s, setting);
+      return kernels(layer(pipewright::test::build(s), 1), "rmsnorm");
+    };
+    CHECK(norms(without) == 0);
+    CHECK(norms(after) > 0);
+    CHECK(norms(after) == norms(llama()));
+  }
+}
+
 TEST_CASE("a norm over all heads keeps what norms of heads keep, but for a statistic a token, and has their weights") {
   const auto alike = with(llama(), {"num_query_groups=32", "qk_layernorm=true"});
   const auto whole = with(alike, {"qk_layernorm_whole=true"});

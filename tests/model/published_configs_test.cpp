@@ -1,11 +1,14 @@
 // Every family that is read: the parameters that come of its published config.json, without depths of multi-token
 // prediction, against those of its published weights.
+#include <array>
 #include <fstream>
 #include <map>
 #include <ranges>
 #include <sstream>
 #include <string>
 
+#include "../draws.hpp"
+#include "../mutate.hpp"
 #include "pipewright/parameter_count.hpp"
 #include "pipewright/scenario/io.hpp"
 #include "support.hpp"
@@ -63,6 +66,7 @@ const Published published[] = {
     {"qwen3-30b-a3b", 30532122624, "hub: Qwen/Qwen3-30B-A3B"},
     {"qwen1.5-moe-a2.7b", 14315784192, "hub: Qwen/Qwen1.5-MoE-A2.7B"},
     {"qwen2-57b-a14b", 57409011712, "hub: Qwen/Qwen2-57B-A14B"},
+    {"deepseek-moe-16b", 16375728128, "hub: deepseek-ai/deepseek-moe-16b-base"},
     {"deepseek-v2-lite", 15706484224, "hub: deepseek-ai/DeepSeek-V2-Lite"},
     {"deepseek-v2", 235741434880, "hub: deepseek-ai/DeepSeek-V2"},
     {"deepseek-v3", 671026419200, "hub: deepseek-ai/DeepSeek-V3, without layer 61"},
@@ -121,7 +125,7 @@ TEST_CASE("parameters of config.json files are those of transformers' own models
     CHECK(model::parameter_count(published_model(file)).all == parameters + more);
     ++models;
   }
-  CHECK(models == 50);
+  CHECK(models == 59);
 }
 
 /// Of GPT-OSS the model card leaves the embedding out (0.58 billion).
@@ -175,6 +179,61 @@ TEST_CASE("what runs in FP8 multiplies no weight whose dimensions Transformer En
       }
   CHECK(refused > 0);
   CHECK(products > 1000);
+}
+
+TEST_CASE("widths that nothing divides are refused, or no product has a side of none") {
+  const std::vector<std::string> names = {"hidden_size",
+                                          "ffn_hidden_size",
+                                          "num_attention_heads",
+                                          "num_query_groups",
+                                          "kv_channels",
+                                          "vocab_size",
+                                          "moe_ffn_hidden_size",
+                                          "q_lora_rank",
+                                          "kv_lora_rank",
+                                          "qk_head_dim",
+                                          "qk_pos_emb_head_dim",
+                                          "v_head_dim",
+                                          "moe_shared_expert_intermediate_size",
+                                          "moe_latent_size",
+                                          "mamba_num_heads",
+                                          "mamba_num_groups",
+                                          "linear_num_key_heads",
+                                          "linear_num_value_heads"};
+  constexpr std::array values = {1, 2, 3, 5, 7, 12, 33, 64, 100, 1000};
+  int built = 0, refused = 0;
+  for (unsigned round = 0; round < pipewright::test::draws(300); ++round) {
+    pipewright::test::Mutator random(round);
+    const auto& model = published[random.below(std::size(published))];
+    auto s = published_model(model.file);
+    std::vector<std::string> settings = {"num_gpus=8", "global_batch_size=8",
+                                         "tensor_model_parallel_size=" + std::to_string(1U << random.below(4))};
+    if (random.below(3) == 0) settings.emplace_back("mtp_num_layers=1");
+    if (random.below(4) == 0)
+      for (const char* one : {"lora_target_modules=[linear_qkv, linear_proj, linear_fc1, linear_fc2]", "lora_dim=8"})
+        settings.emplace_back(one);
+    for (std::size_t n = 1 + random.below(2); n > 0; --n)
+      settings.push_back(names[random.below(names.size())] + "=" + std::to_string(values[random.below(values.size())]));
+    std::string changes;
+    for (const auto& setting : settings) changes += setting + "; ";
+    CAPTURE(std::string(model.file));
+    CAPTURE(changes);
+    try {
+      for (const auto& setting : settings) scenario::set(s, setting);
+      scenario::check(s);
+      const auto stages = test::build(s);
+      for (const auto& piece : stages.pieces)
+        for (const auto& kernel : piece.kernels)
+          for (const auto d : kernel.key.dims) CHECK_MESSAGE(d > 0, kernel.key.family);
+      ++built;
+    } catch (const UsageError&) {
+      ++refused;
+    } catch (const std::exception& error) {
+      FAIL(error.what());
+    }
+  }
+  CHECK(built > 30);
+  CHECK(refused > 30);
 }
 
 }  // namespace published_configs_test

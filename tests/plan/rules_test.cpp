@@ -323,6 +323,8 @@ const Row rows[] = {
     {"precision.one", "single", "fp16=true", "bf16=false; fp16=true"},
     {"precision.fp4-or-fp8", "dense", "fp8=hybrid; fp8_recipe=tensorwise; fp4=e2m1", "fp4=e2m1"},
     {"precision.param-needs-fp8", "dense", "fp8_param=true", "fp8_param=true; fp8=hybrid; fp8_recipe=tensorwise"},
+    {"precision.param-needs-fp4", "dense", "fp4_param=true", "fp4_param=true; fp4=e2m1"},
+    {"precision.gather-needs-fp4", "dense", "fp4_param_gather=true", "fp4_param_gather=true; fp4=e2m1"},
     {"precision.first-last-delayed", "dense", "fp8=hybrid; fp8_recipe=delayed; first_last_layers_bf16=true",
      "fp8=hybrid; fp8_recipe=tensorwise; first_last_layers_bf16=true"},
     {"precision.first-last-range", "dense",

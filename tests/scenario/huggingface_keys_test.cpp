@@ -102,8 +102,8 @@ TEST_CASE("no key of any family is taken without effect: it moves the model, or 
            {"moe_layer_freq", "[0, 1]"},
            {"moe_layer_freq", "2"},
            {"mlp_only_layers", "[1]"},
-           {"num_local_experts", "\"8\""},
-           {"num_experts", "12"},
+           {"num_local_experts", "\"8\"", {"nemotron-h-8b"}},
+           {"num_experts", "12", {"nemotron-h-8b"}},
            {"n_routed_experts", "12", {"nemotron-h-8b"}},
            {"num_experts_per_tok", "3", {"nemotron-h-8b"}},
            {"num_nextn_predict_layers", "2"},
@@ -149,6 +149,7 @@ TEST_CASE(
                                        "bos_token_id",
                                        "eos_token_id",
                                        "pad_token_id",
+                                       "attn_implementation",
                                        "image_token_id",
                                        "video_token_id",
                                        "vision_token_id",
@@ -162,9 +163,11 @@ TEST_CASE(
                                        "ep_size",
                                        "pretraining_tp",
                                        "use_mamba_kernels",
+                                       "mamba_ssm_dtype",
                                        "expand",
-                                       "rope_interleave",          // an order of values
-                                       "initial_context_length"};  // nobody's sizes
+                                       "rope_interleave",                   // an order of values
+                                       "original_max_position_embeddings",  // a scale of positions
+                                       "initial_context_length"};           // nobody's sizes
   // What another key decides, as in transformers.
   const std::map<std::string, Strings> dormant = {{"full_attention_interval", {"layer_types"}},
                                                   {"no_rope_layer_interval", {"no_rope_layers"}},

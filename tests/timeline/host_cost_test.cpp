@@ -96,6 +96,7 @@ const char* const switches[] = {
     "qk_l2_norm=true",
     "normalization=LayerNorm",
     "post_layernorm=true",
+    "pre_layernorm=false",
     "activation_func=gelu",
     "activation_func=squared_relu",
     "cross_entropy_loss_fusion=true",

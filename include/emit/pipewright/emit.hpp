@@ -56,6 +56,7 @@ struct Machine {
   std::vector<std::string> stated = {};  ///< settings that are said beside the input (--set)
   scenario::Int vocab_size = 0;          ///< of the tokenizer, for flags that only name it; 0: not known
   bool node_is_said = false;             ///< gpus_per_node is more than the default, which a launcher's number replaces
+  std::string recipe = {};  ///< file that holds what the recipe sets which a launch script or command line trains
   /// $1, $2, ... of a launch script, quoted as for a shell; nullopt: nobody says.
   std::optional<std::string> arguments = {};
 };

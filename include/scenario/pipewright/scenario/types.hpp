@@ -49,7 +49,9 @@ struct Model {
   bool layernorm_zero_centered_gamma = false;
   bool apply_residual_connection_post_layernorm = false;
   /// Not Megatron fields: what Megatron Bridge's providers build. A norm on the outputs of attention and MLP before the
-  /// residual (TERowParallelLinearLayerNorm of Gemma 2 and 3); embeddings times sqrt(hidden_size).
+  /// residual (TERowParallelLinearLayerNorm of Gemma 2 and 3), with none before them in EXAONE 4
+  /// (exaone4_layer_spec); embeddings times sqrt(hidden_size).
+  bool pre_layernorm = true;
   bool post_layernorm = false;
   bool apply_embedding_scaling = false;
   std::optional<double> attn_logit_softcapping, final_logit_softcapping;  ///< Bridge's Gemma 2 provider
