@@ -449,14 +449,11 @@ const std::vector<RefusedField>& refused_rows() {
        [](const Scenario& s) { return "Megatron-FSDP with " + unmodelled_beside(Family::fsdp, s); }},
       {"optimizer",
        "the kernels of this optimizer; of Muon: fp16, FP8 parameters (of dist_muon but by tensor), adapters, "
-       "precision-aware states, the gather in "
-       "the optimizer step, the distributed optimizer before 0.18 and beside experts with biases, overlapped reduction "
-       "before 0.18, the distributed optimizer in pretrain_gpt.py of 0.19, which deals parameters to the data-parallel "
-       "ranks "
-       "(optimizer=dist_muon, use_distributed_optimizer=false, overlap_param_gather=false); of dist_muon: the "
-       "distributed "
-       "optimizer's buffers and overlapped gathers",
-       [](const Scenario& s) { return s.settings.optimizer != "adam" && !is_plain_muon(s); }},
+       "precision-aware states, the gather in the optimizer step, the distributed optimizer before 0.18 and beside "
+       "experts with biases, overlapped reduction before 0.18, the distributed optimizer in pretrain_gpt.py of 0.19; "
+       "of "
+       "dist_muon: the distributed optimizer's buffers and overlapped gathers",
+       [](const Scenario& s) { return !lacking_of_optimizer(s).empty(); }, lacking_of_optimizer},
       {"muon_coefficient_type", "steps of Muon without the product A A",
        [](const Scenario& s) {
          const auto type = s.settings.other.find("muon_coefficient_type");

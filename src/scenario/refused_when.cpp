@@ -115,24 +115,39 @@ bool deals_for_want_of_layout(const Scenario& s) {
   return core_version(s.software) == Version::v0_19 && !s.software.megatron_bridge && data_parallel_size(s) > 1;
 }
 
-bool is_plain_muon(const Scenario& s) {
-  const auto& o = s.settings;
-  const bool in_fp8 = o.fp8_param || o.fp8_param_gather, by_tensor = o.fp8 && o.fp8_recipe == "tensorwise";
-  const bool plain = !o.fp16 && (!in_fp8 || (o.optimizer == "dist_muon" && by_tensor)) && !o.fp4_param &&
-                     !o.fp4_param_gather && o.lora_target_modules.empty() && !o.use_precision_aware_optimizer &&
-                     !o.overlap_param_gather_with_optimizer_step;
-  if (o.optimizer == "dist_muon") return plain && !o.use_distributed_optimizer && !o.overlap_param_gather;
-  const bool layer_wise = core_version(s.software) >= Version::v0_18;
-  return o.optimizer == "muon" && plain && (layer_wise || !o.use_distributed_optimizer) &&
-         (layer_wise || !o.overlap_grad_reduce) && !(o.use_distributed_optimizer && deals_for_want_of_layout(s)) &&
-         !(o.use_distributed_optimizer && s.model.num_moe_experts && s.model.add_bias_linear);
-}
-
 std::string those(const char* of, std::initializer_list<std::pair<bool, const char*>> parts) {
   std::string text;
   for (const auto& [holds, name] : parts)
     if (holds) text += (text.empty() ? of : ", ") + std::string(name);
   return text;
+}
+
+std::string lacking_of_optimizer(const Scenario& s) {
+  const auto& o = s.settings;
+  if (o.optimizer == "adam") return "";
+  const bool dealt = o.optimizer == "dist_muon";
+  if (!dealt && o.optimizer != "muon") return "the kernels of this optimizer";
+  const bool in_fp8 = o.fp8_param || o.fp8_param_gather, by_tensor = o.fp8 && o.fp8_recipe == "tensorwise";
+  const bool layer_wise = core_version(s.software) >= Version::v0_18, shares = !dealt && o.use_distributed_optimizer;
+  return those(
+      "Muon with ",
+      {{o.fp16, "fp16"},
+       {in_fp8 && !dealt, "FP8 parameters"},
+       {in_fp8 && dealt && !by_tensor, "FP8 parameters that are not scaled by tensor"},
+       {o.fp4_param || o.fp4_param_gather, "FP4 parameters"},
+       {!o.lora_target_modules.empty(), "adapters"},
+       {o.use_precision_aware_optimizer, "precision-aware states"},
+       {o.overlap_param_gather_with_optimizer_step, "the gather in the optimizer step"},
+       {dealt && o.use_distributed_optimizer,
+        "the distributed optimizer's buffers beside dist_muon (use_distributed_optimizer=false)"},
+       {dealt && o.overlap_param_gather, "overlapped gathers of dist_muon (overlap_param_gather=false)"},
+       {shares && !layer_wise, "the distributed optimizer before 0.18"},
+       {!dealt && !layer_wise && o.overlap_grad_reduce, "overlapped reduction before 0.18"},
+       {shares && deals_for_want_of_layout(s),
+        "the distributed optimizer in pretrain_gpt.py of 0.19, which deals parameters to the data-parallel ranks "
+        "(use_distributed_optimizer=false and overlap_param_gather=false; optimizer=dist_muon shares the states)"},
+       {shares && s.model.num_moe_experts && s.model.add_bias_linear,
+        "the distributed optimizer beside experts with biases"}});
 }
 
 bool graphs_module(const Scenario& s, const char* module) {

@@ -51,8 +51,9 @@ bool packs_as_modelled(const Scenario& s);
 /// pretrain_gpt.py of 0.19 builds its model by training/models/dist_utils.py (_ddp_wrap), which lays out no buffers for
 /// Muon: several data-parallel ranks deal the parameters, as dist_muon does, gathers overlapped or not.
 bool deals_for_want_of_layout(const Scenario& s);
-/// Muon as modelled: emerging_optimizers.py and layer_wise_optimizer.py of core_r0.19.0.
-bool is_plain_muon(const Scenario& s);
+/// What is in use that is not modelled of another optimizer than Adam; nothing: "". Muon as modelled:
+/// emerging_optimizers.py and layer_wise_optimizer.py of core_r0.19.0.
+std::string lacking_of_optimizer(const Scenario& s);
 /// Those that hold: "with MTP, activation offload".
 std::string those(const char* of, std::initializer_list<std::pair<bool, const char*>> parts);
 bool graphs_module(const Scenario& s, const char* module);

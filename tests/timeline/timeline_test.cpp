@@ -113,6 +113,57 @@ TEST_CASE("a busier part runs slower: the clock follows the load") {
   CHECK(result.duty[0] == doctest::Approx(1.0).epsilon(0.001));
 }
 
+TEST_CASE("NCCL's kernels over NVLink slow as the clock falls, in both engines; what a network decides does not") {
+  const auto measured = [](double value) { return profile::Scalar{value, 0, profile::Origin::measured, "test"}; };
+  struct Case {
+    std::string family;
+    double share;  ///< that grows as the clock falls
+  };
+  for (const auto& [family, share] : {Case{"all_to_all.nvlink", 0.75}, Case{"all_gather.nvlink", 0.25},
+                                      Case{"send_recv.nvlink", 0}, Case{"all_to_all.infiniband", 0}}) {
+    CAPTURE(family);
+    Napkin napkin;
+    napkin.stages = 1;
+    auto profiles = napkin.profiles().all();
+    profile::Clocks clocks;
+    clocks.precision = "bf16";
+    clocks.rows = {{0.0, 1980, 300, 1.0, 1.0, 1.0}, {0.001, 1500, 700, 1.2, 1.1, 1.0}, {1.0, 1500, 700, 1.2, 1.1, 1.0}};
+    profiles[0].clocks = {clocks};
+    profiles[0].scalars["clocks.window_ms"] = measured(5);
+    profiles[0].scalars["clocks.peers"] = measured(0.75);
+    profiles[0].scalars["clocks.ring"] = measured(0.25);
+    model::Kernel exchange;
+    exchange.name = "exchange";
+    exchange.key = {family, {2, 1000}};
+    if (family.starts_with("send_recv")) exchange.key.dims = {1000};
+    exchange.purpose = model::Purpose::ep;
+    profiles[0].samples[family] = {{exchange.key.dims, 500e3, 0, 10, profile::Origin::measured, ""}};
+    auto stages = napkin.model();
+    stages.pieces[0].kernels.push_back(exchange);
+    stages.pieces[0].forward.push_back({model::Step::Kind::launch, 2});
+    const profile::Profiles all(profiles);
+    const auto exact = simulate(napkin.scenario(), stages, napkin.program(), all);
+    const double pass = 3 * 1.2 + 0.5 * (1 + share * (1980. / 1500 - 1));
+    CHECK(ms(exact.forward_backward) == doctest::Approx(8 * pass).epsilon(0.003));  // begins on a cool part
+    const auto prices = price(napkin.scenario(), stages, all);
+    const auto quick = estimate(napkin.scenario(), stages, napkin.program().config, all, prices);
+    REQUIRE(quick.has_value());
+    CHECK(static_cast<double>(quick->forward_backward) ==
+          doctest::Approx(static_cast<double>(exact.forward_backward)).epsilon(0.01));
+  }
+  // By where the group stands and who exchanges.
+  profile::Topology eight_a_node;
+  model::Kernel kernel;
+  kernel.key = {"all_to_all.nvlink", {8, 1000}};
+  kernel.exchange = profile::Exchange{.kind = profile::Exchange::Kind::all_to_all, .ranks = 8};
+  CHECK(load_of(kernel, eight_a_node) == profile::Load::peers);
+  kernel.exchange->ranks = 16;
+  CHECK(load_of(kernel, eight_a_node) == profile::Load::network);
+  kernel.exchange->ranks = 8;
+  kernel.exchange->library = profile::Exchange::Library::deepep;
+  CHECK(load_of(kernel, eight_a_node) == profile::Load::network);
+}
+
 TEST_CASE("a kernel beside an NCCL kernel that waits is slower, only while both run") {
   // rank 1's asynchronous receives spin while it computes; without contention the step is known
   Napkin napkin;
