@@ -1,5 +1,6 @@
 #!/bin/sh
-# clang-tidy's short list (.clang-tidy) over every room of a built folder: .ci/tidy.sh BUILD. What clang itself cannot
+# clang-tidy's short list (.clang-tidy) over rooms of a built folder: .ci/tidy.sh BUILD [--all]. Without --all over those that a
+# change touches: what differs from origin's main, or, where nothing does, the last commit. What clang itself cannot
 # parse of GCC's C++20 is passed over. Exit status 1 if a check found something.
 set -u
 root=$(dirname "$(readlink -f "$0")")/..
@@ -11,6 +12,15 @@ if [ -z "$files" ] || [ "$(readlink -f "$there")" != "$(pwd -P)" ]; then
   exit 2
 fi
 command -v clang-tidy >/dev/null 2>&1 || { echo "clang-tidy is not installed: skipped" >&2; exit 0; }
+if [ "${2:-}" != --all ]; then
+  changed=$(cd "$root" && { git diff --name-only origin/main 2>/dev/null; git ls-files --others --exclude-standard; })
+  [ -n "$changed" ] || changed=$(cd "$root" && git diff --name-only HEAD~1 2>/dev/null)
+  if [ -n "$changed" ]; then  # else all: a folder without a history
+    rooms=$(echo "$changed" | sed -n 's,^\(src\|include\)/\([a-z]*\)/.*,\2,p' | sort -u | sed 's/^cli$/commands/' | paste -sd '|')
+    files=$(echo "$files" | grep -E "/(${rooms:-none})-unity")
+    [ -n "$files" ] || exit 0
+  fi
+fi
 found=$(echo "$files" |
   xargs -P 2 -n 1 clang-tidy -p . --quiet 2>/dev/null |
   grep -E '(warning|error): .*\[(bugprone|performance|misc|readability)-' | sort -u)

@@ -36,8 +36,6 @@ const Loaded& module() {
 
 }  // namespace
 
-std::string unavailable() { return module().problem; }
-
 Result run(const Options& options, const std::function<void(const Progress&)>& report, const std::atomic<bool>& stop) {
   if (!module().problem.empty()) throw UsageError(module().problem);
   Result result;

@@ -69,9 +69,6 @@ bool on_standard_output(const std::vector<std::pair<std::string, std::string>>& 
 /// Throws UsageError for the value of `option` that is no regular expression.
 void require_regex(const std::string& option, const std::string& text);
 
-/// `json`, an object's text, with a list as another member; unchanged where the list is empty.
-std::string with_list(const std::string& json, const std::string& name, const std::vector<std::string>& list);
-
 /// What ended a command whose `--json -` has written nothing yet, as JSON: {"error": {"kind", "message"}}.
 void answer_with_error(const Command& command, std::string_view kind, std::string_view message);
 /// Writes a result to a file, or to standard output for "-".

@@ -65,13 +65,6 @@ void require_regex(const std::string& option, const std::string& text) {
   }
 }
 
-std::string with_list(const std::string& json, const std::string& name, const std::vector<std::string>& list) {
-  if (list.empty()) return json;
-  auto document = nlohmann::ordered_json::parse(json);
-  document[name] = list;
-  return document.dump(1) + "\n";
-}
-
 namespace {
 bool answered = false;  ///< standard output holds a result
 }

@@ -385,15 +385,20 @@ class Allocator::State {
     const bool worth = pool.small || config_.expandable_segments ? left >= smallest
                                                                  : size < config_.max_split_size && left > small_size;
     if (!worth) return no_block;
+    const auto rest = cut(block, size);
+    blocks_[rest].since = pool.searches;
+    return rest;
+  }
+  /// What is behind a block's first `size` bytes, as a block of its own.
+  std::uint32_t cut(std::uint32_t block, std::int64_t size) {
     Block rest = blocks_[block];
     rest.address += size;
-    rest.size = left;
+    rest.size -= size;
     rest.previous = block;
     const auto id = make(rest);
     if (rest.next != no_block) blocks_[rest.next].previous = id;
     blocks_[block].size = size;
     blocks_[block].next = id;
-    blocks_[id].since = pool.searches;
     return id;
   }
 
@@ -471,19 +476,8 @@ class Allocator::State {
     const std::int64_t bytes = std::min(up(size, page), blocks_[block].size);
     if (!has(bytes)) return false;
     pool.unmapped.erase(entry(block));
+    if (bytes < blocks_[block].size) pool.unmapped.insert(entry(cut(block, bytes)));
     blocks_[block].mapped = true;
-    if (bytes < blocks_[block].size) {
-      Block rest = blocks_[block];
-      rest.address += bytes;
-      rest.size -= bytes;
-      rest.mapped = false;
-      rest.previous = block;
-      const auto id = make(rest);
-      if (rest.next != no_block) blocks_[rest.next].previous = id;
-      blocks_[block].size = bytes;
-      blocks_[block].next = id;
-      pool.unmapped.insert(entry(id));
-    }
     merge(pool, block, blocks_[block].previous);
     merge(pool, block, blocks_[block].next);
     insert_free(pool, block);

@@ -11,39 +11,20 @@
 // wanted.
 #include <utility>
 
-#include "attention.hpp"
-#include "linear.hpp"
+#include "mixer.hpp"
 
 namespace pipewright::model {
 namespace {
 
-class GatedDeltaNet : public Attention {
+class GatedDeltaNet : public Mixer {
  public:
   GatedDeltaNet(PieceBuilder& builder, const Dimensions& dimensions, const LayerKind& kind)
-      : w_(builder),
-        d_(dimensions),
-        l_(dimensions.linear),
-        linear_(builder, dimensions),
-        begins_in_out_(kind.ends && dimensions.lora.in_proj == 0),
-        in_{.name = "linear_attention.in_proj",
-            .in = d_.h,
-            .out = l_.projected(),
-            .precision = d_.precision_of(kind.precision, "self_attention.in_proj"),
-            .frozen = d_.frozen(),
-            .rank = d_.lora.in_proj,
-            .ends = kind.ends},
-        out_{.name = "linear_attention.out_proj",
-             .in = l_.values(),
-             .out = d_.h,
-             .precision = d_.precision_of(kind.precision, "self_attention.out_proj"),
-             .row = true,
-             .frozen = d_.frozen(),
-             .rank = d_.lora.out_proj,
-             .ends = begins_in_out_} {}
+      : Mixer(builder, dimensions, kind, "linear_attention", "self_attention", dimensions.linear.projected(),
+              dimensions.linear.values()),
+        l_(dimensions.linear) {}
 
   std::uint32_t forward(bool grad) override;
   std::uint32_t backward(std::uint32_t dropped) override;
-  void weight_gradients() override { linear_.weight_gradients.run(); }
 
  private:
   Int of_keys() const { return 2 * d_.tokens * l_.keys(); }      ///< bytes of queries or keys before they are repeated
@@ -66,15 +47,7 @@ class GatedDeltaNet : public Attention {
   static constexpr int input_launches = 10, forward_launches = 6, backward_launches = 8, input_backward_launches = 8,
                        conv_backward_launches = 4;
 
-  PieceBuilder& w_;
-  const Dimensions& d_;
   const LinearAttention l_;
-  LinearWriter linear_;
-  const bool begins_in_out_;  ///< of a frozen model: nothing before that adapter needs a gradient
-  Linear in_, out_;
-  Normed norm_;
-  Operand out_input_;
-  Adapted out_adapted_;
   std::uint32_t mixed_ = no_tensor, convolved_ = no_tensor, normed_qk_ = no_tensor, inverse_norms_ = no_tensor,
                 q_ = no_tensor, k_ = no_tensor, v_ = no_tensor, z_ = no_tensor, alpha_ = no_tensor, beta_ = no_tensor,
                 decay_ = no_tensor, log_decay_ = no_tensor, inverse_ = no_tensor, o_ = no_tensor,
@@ -146,10 +119,7 @@ std::uint32_t GatedDeltaNet::forward(bool needed) {
   inputs(grad);
   delta_rule(grad);
   gated_norm(grad && !replays());
-  auto out = linear_.row_linear(out_, "linear_attention.output", out_input_, grad, false);
-  out = linear_.adapt(out_, out, "linear_attention.output", no_tensor, out_adapted_, needed);
-  const bool replayed = replays() && !begins_in_out_;
-  if (!needed || replayed || ((out_.fp8() || out_.frozen) && out_.rank == 0)) w_.release(gated_);
+  const auto out = project_out(gated_, needed, replays() && !begins_in_out_);
   // The frame returns.
   w_.release(convolved_, decay_);
   if (!grad) w_.release(mixed_, q_, k_, v_, z_, beta_, o_);
@@ -241,16 +211,8 @@ std::uint32_t GatedDeltaNet::backward(std::uint32_t dropped) {
     gated_norm(true);
     w_.recomputing(false);
   }
-  const auto through_adapter = linear_.adapt_backward(out_, out_adapted_);
-  if (begins_in_out_) {
-    w_.free(dropped);
-    w_.release(gated_);
-    return no_tensor;
-  }
-  const auto dgated = linear_.row_backward(out_, out_input_, false);
-  linear_.add_through(out_, through_adapter);
-  w_.free(dropped);
-  w_.release(gated_);
+  const auto dgated = project_out_backward(gated_, dropped);
+  if (begins_in_out_) return no_tensor;
   const auto dcore = gated_norm_backward(dgated);
   delta_rule_backward(dcore);
   const auto dmixed = inputs_backward(std::exchange(z_, no_tensor));

@@ -35,6 +35,31 @@ struct Linear {
   bool fp8() const { return precision.quantized(); }
 };
 
+/// A layer in the precision of its module (Dimensions::precision_of), frozen where the base model is. `rank`: of its
+/// adapter.
+inline Linear column_parallel(const Dimensions& d, LayerPrecision layer, std::string name, const std::string& module,
+                              Int in, Int out, Int rank = 0, bool ends = false) {
+  return {.name = std::move(name),
+          .in = in,
+          .out = out,
+          .precision = d.precision_of(layer, module),
+          .frozen = d.frozen(),
+          .rank = rank,
+          .ends = ends};
+}
+inline Linear row_parallel(const Dimensions& d, LayerPrecision layer, std::string name, const std::string& module,
+                           Int in, Int out, Int rank = 0, bool ends = false) {
+  Linear linear = column_parallel(d, layer, std::move(name), module, in, out, rank, ends);
+  linear.row = true;
+  return linear;
+}
+inline Linear duplicated(const Dimensions& d, LayerPrecision layer, std::string name, const std::string& module, Int in,
+                         Int out, Int rank = 0, bool ends = false) {
+  Linear linear = column_parallel(d, layer, std::move(name), module, in, out, rank, ends);
+  linear.duplicated = true;
+  return linear;
+}
+
 /// What an adapter keeps for its backward pass.
 struct Adapted {
   std::uint32_t input = no_tensor;  ///< none: the caller's tensor

@@ -16,41 +16,21 @@
 #include <utility>
 #include <vector>
 
-#include "attention.hpp"
-#include "linear.hpp"
+#include "mixer.hpp"
 
 namespace pipewright::model {
 namespace {
 
-class MambaMixer : public Attention {
+class MambaMixer : public Mixer {
  public:
   MambaMixer(PieceBuilder& builder, const Dimensions& dimensions, const LayerKind& kind)
-      : w_(builder),
-        d_(dimensions),
+      : Mixer(builder, dimensions, kind, "mamba", "mixer", dimensions.mamba.projected(), dimensions.mamba.inner()),
         m_(dimensions.mamba),
         c_(m_.of_context_rank(dimensions.cp)),
-        whole_(dimensions.tokens * dimensions.cp),
-        linear_(builder, dimensions),
-        begins_in_out_(kind.ends && dimensions.lora.in_proj == 0),
-        in_{.name = "mamba.in_proj",
-            .in = d_.h,
-            .out = m_.projected(),
-            .precision = d_.precision_of(kind.precision, "mixer.in_proj"),
-            .frozen = d_.frozen(),
-            .rank = d_.lora.in_proj,
-            .ends = kind.ends},
-        out_{.name = "mamba.out_proj",
-             .in = m_.inner(),
-             .out = d_.h,
-             .precision = d_.precision_of(kind.precision, "mixer.out_proj"),
-             .row = true,
-             .frozen = d_.frozen(),
-             .rank = d_.lora.out_proj,
-             .ends = begins_in_out_} {}
+        whole_(dimensions.tokens * dimensions.cp) {}
 
   std::uint32_t forward(bool grad) override;
   std::uint32_t backward(std::uint32_t dropped) override;
-  void weight_gradients() override { linear_.weight_gradients.run(); }
 
  private:
   Int of_inner() const { return 2 * d_.tokens * m_.inner(); }
@@ -98,16 +78,8 @@ class MambaMixer : public Attention {
   // backward a zeroed tensor and a copy into it for each of 2 x 3 and 3 slices, and two joined ones.
   static constexpr int slice_launches = 2, slice_backward_launches = 2 * (2 * 3 + 3) + 2;
 
-  PieceBuilder& w_;
-  const Dimensions& d_;
   const Mamba m_, c_;  ///< c_: what convolution and scan have, m_ with a share of the heads
   const Int whole_;    ///< tokens that they have
-  LinearWriter linear_;
-  const bool begins_in_out_;  ///< of a frozen model: nothing before that adapter needs a gradient
-  Linear in_, out_;
-  Normed norm_;
-  Operand out_input_;
-  Adapted out_adapted_;
   std::uint32_t mixed_ = no_tensor, logs_ = no_tensor, exponentials_ = no_tensor, decays_ = no_tensor,
                 dt_bias_ = no_tensor, ungated_ = no_tensor, y_ = no_tensor, statistics_ = no_tensor,
                 normed_ = no_tensor, final_states_ = no_tensor;
@@ -248,9 +220,7 @@ std::uint32_t MambaMixer::forward(bool needed) {
   statistics_ = w_.allocate_float("mamba.norm_statistics", 4 * d_.tokens * m_.groups);
   w_.launch("mamba.norm forward", norm("mamba.norm.forward"));
   if (!grad) w_.release(statistics_, y_);
-  auto out = linear_.row_linear(out_, "mamba.output", out_input_, grad, false);
-  out = linear_.adapt(out_, out, "mamba.output", no_tensor, out_adapted_, needed);
-  if (!needed || ((out_.fp8() || out_.frozen) && out_.rank == 0)) w_.release(normed_);
+  const auto out = project_out(normed_, needed);
   if (!grad) w_.release(mixed_);
   return out;
 }
@@ -337,16 +307,8 @@ std::uint32_t MambaMixer::scan_backward(std::uint32_t dout) {
 }
 
 std::uint32_t MambaMixer::backward(std::uint32_t dropped) {
-  const auto through_adapter = linear_.adapt_backward(out_, out_adapted_);
-  if (begins_in_out_) {
-    w_.free(dropped);
-    w_.release(normed_);
-    return no_tensor;
-  }
-  const auto dnormed = linear_.row_backward(out_, out_input_, false);
-  linear_.add_through(out_, through_adapter);
-  w_.free(dropped);
-  w_.release(normed_);
+  const auto dnormed = project_out_backward(normed_, dropped);
+  if (begins_in_out_) return no_tensor;
   const auto dmixed = scan_backward(to_tokens_backward(norm_backward(dnormed)));
   return linear_.norm_linear_backward(
       in_, norm_, to_heads_backward(in_order("mamba.projected_gradient", dmixed, whole_, c_.projected())));

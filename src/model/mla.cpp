@@ -44,14 +44,8 @@ class LatentAttention : public Attention {
                          begins_ && d.q_rank == 0)),
         kv_up_(
             projection(kind, "attention.kv_up", "linear_kv_up_proj", d.kv_rank, d.kv_up(), false, d.lora.kv_up, false)),
-        proj_{.name = "attention.proj",
-              .in = d.v_width(),
-              .out = d.h,
-              .precision = d.precision_of(kind.precision, "self_attention.linear_proj"),
-              .row = true,
-              .frozen = d.frozen(),
-              .rank = d.lora.proj,
-              .ends = begins_in_proj_} {}
+        proj_(row_parallel(d, kind.precision, "attention.proj", "self_attention.linear_proj", d.v_width(), d.h,
+                           d.lora.proj, begins_in_proj_)) {}
 
   std::uint32_t forward(bool grad) override;
   std::uint32_t backward(std::uint32_t dropped) override;
@@ -66,14 +60,8 @@ class LatentAttention : public Attention {
 
   Linear projection(const LayerKind& kind, const char* name, const char* module, Int in, Int out, bool duplicated,
                     Int rank, bool ends) const {
-    return {.name = name,
-            .in = in,
-            .out = out,
-            .precision = d_.precision_of(kind.precision, std::string("self_attention.") + module),
-            .duplicated = duplicated,
-            .frozen = d_.frozen(),
-            .rank = rank,
-            .ends = ends};
+    const auto make = duplicated ? model::duplicated : column_parallel;
+    return make(d_, kind.precision, name, std::string("self_attention.") + module, in, out, rank, ends);
   }
   /// The linear layer of this input keeps it as it is for its weight gradient.
   bool keeps_input(const Linear& linear) const { return !linear.fp8() && !linear.frozen; }

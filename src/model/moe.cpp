@@ -27,18 +27,8 @@ MixtureOfExperts::MixtureOfExperts(PieceBuilder& builder, const Dimensions& dime
       experts_(local_experts(builder, dimensions, layer, ends)),
       shared_(builder, dimensions, layer, any, ends),
       linear_(builder, dimensions),
-      down_{.name = "moe.fc1_latent_proj",
-            .in = d_.h,
-            .out = m_.width,
-            .precision = d_.precision_of(layer, "mlp.fc1_latent_proj"),
-            .duplicated = true,
-            .frozen = d_.frozen()},
-      up_{.name = "moe.fc2_latent_proj",
-          .in = m_.width,
-          .out = d_.h,
-          .precision = d_.precision_of(layer, "mlp.fc2_latent_proj"),
-          .duplicated = true,
-          .frozen = d_.frozen()} {}
+      down_(duplicated(d_, layer, "moe.fc1_latent_proj", "mlp.fc1_latent_proj", d_.h, m_.width)),
+      up_(duplicated(d_, layer, "moe.fc2_latent_proj", "mlp.fc2_latent_proj", m_.width, d_.h)) {}
 
 void MixtureOfExperts::route(bool grad) {
   if (m_.shared > 0 && !m_.shared_overlap)

@@ -31,11 +31,7 @@ class DepthInput {
         embedding_(builder, d, s),
         enorm_(builder, d, "mtp.enorm"),
         hnorm_(builder, d, "mtp.hnorm"),
-        eh_proj_{.name = "mtp.eh_proj",
-                 .in = 2 * d.h,
-                 .out = d.h / d.t,
-                 .precision = d.precision_of(d.precision_of_mtp(), "eh_proj"),
-                 .frozen = d.frozen()} {}
+        eh_proj_(column_parallel(d, d.precision_of_mtp(), "mtp.eh_proj", "eh_proj", 2 * d.h, d.h / d.t)) {}
 
   void embed();
   /// Returns X.

@@ -13,20 +13,10 @@ SharedExperts::SharedExperts(PieceBuilder& builder, const Dimensions& dimensions
       activate_(builder, dimensions, "shared_experts", "shared experts ", dimensions.moe.shared, any,
                 !dimensions.moe.shared_overlap),
       linear_(builder, dimensions),
-      fc1_{.name = "shared_experts.fc1",
-           .in = d_.h,
-           .out = d_.moe.shared * (d_.gated ? 2 : 1),
-           .precision = d_.precision_of(layer, "mlp.shared_experts.linear_fc1"),
-           .frozen = d_.frozen(),
-           .rank = d_.lora.fc1,
-           .ends = ends},
-      fc2_{.name = "shared_experts.fc2",
-           .in = d_.moe.shared,
-           .out = d_.h,
-           .precision = d_.precision_of(layer, "mlp.shared_experts.linear_fc2"),
-           .row = true,
-           .frozen = d_.frozen(),
-           .rank = d_.lora.fc2} {}
+      fc1_(column_parallel(d_, layer, "shared_experts.fc1", "mlp.shared_experts.linear_fc1", d_.h,
+                           d_.moe.shared * (d_.gated ? 2 : 1), d_.lora.fc1, ends)),
+      fc2_(row_parallel(d_, layer, "shared_experts.fc2", "mlp.shared_experts.linear_fc2", d_.moe.shared, d_.h,
+                        d_.lora.fc2)) {}
 
 void SharedExperts::forward_fc1(bool grad) {
   fc1_out_ = linear_.column_linear(fc1_, "shared_experts.fc1_output", fc1_input_, grad);

@@ -46,8 +46,6 @@ bool differs_only_in(const Trial& best, const Trial& other, std::size_t dimensio
 inline constexpr double tie_share = 0.005;
 
 double cost(const predict::Prediction& prediction, const std::string& objective);  ///< lower is better
-Bytes largest_peak(const predict::Prediction& prediction);
-Bytes largest_need(const predict::Prediction& prediction);     ///< reserved and outside, on the fullest rank
 Bytes reserved_margin(const predict::Prediction& prediction);  ///< limit - reserved - outside, on the tightest rank
 int tightest_rank(const predict::Prediction& prediction);
 int peak_rank(const predict::Prediction& prediction);

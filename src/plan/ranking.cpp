@@ -32,18 +32,6 @@ double cost(const predict::Prediction& prediction, const std::string& objective)
   return static_cast<double>(prediction.step_ns);
 }
 
-Bytes largest_peak(const predict::Prediction& prediction) {
-  Bytes most;
-  for (const auto& rank : prediction.ranks) most = std::max(most, rank.walk.peak_allocated);
-  return most;
-}
-
-Bytes largest_need(const predict::Prediction& prediction) {
-  Bytes most;
-  for (const auto& rank : prediction.ranks) most = std::max(most, rank.walk.peak_reserved + rank.outside_allocator);
-  return most;
-}
-
 int peak_rank(const predict::Prediction& prediction) {
   const auto at = std::ranges::max_element(prediction.ranks, {}, [](const auto& r) { return r.walk.peak_allocated; });
   return at == prediction.ranks.end() ? 0 : at->pp_rank;
@@ -104,16 +92,16 @@ std::optional<Point> point_of(const Trial& trial, double scale) {
   const auto& c = trial.candidate;
   if (trial.done)
     return Point{c.prediction.step_ns,
-                 largest_peak(c.prediction),
-                 largest_need(c.prediction),
+                 c.prediction.most_allocated(),
+                 c.prediction.most_needed(),
                  c.label,
                  c.settings,
                  c.environment,
                  true};
   if (trial.refused || !trial.quick || !trial.every_rank || !trial.may_fit) return std::nullopt;
   const auto ns = static_cast<std::int64_t>(static_cast<double>(trial.quick->step_ns) * scale);
-  return Point{ns,   largest_peak(*trial.quick), largest_need(*trial.quick), c.label, c.settings, c.environment, false,
-               false};
+  return Point{
+      ns, trial.quick->most_allocated(), trial.quick->most_needed(), c.label, c.settings, c.environment, false, false};
 }
 
 /// Exact over quick time of the fastest trial that has both.
@@ -194,7 +182,7 @@ std::vector<Point> ladder(const std::vector<Trial>& trials, std::size_t winner, 
   const auto exactly = reserved(guessed);
   // Else what the winner needs beyond what a quick look sees of it.
   const double unseen = best.quick && best.every_rank ? static_cast<double>(top->needed.value) /
-                                                            static_cast<double>(largest_need(*best.quick).value)
+                                                            static_cast<double>(best.quick->most_needed().value)
                                                       : 1;
   std::vector<Point> front;
   for (auto& [point, trial] : steps) {
@@ -203,8 +191,8 @@ std::vector<Point> ladder(const std::vector<Trial>& trials, std::size_t winner, 
       point.needed = Bytes(static_cast<std::int64_t>(static_cast<double>(point.needed.value) * unseen));
     } else if (const auto at = std::ranges::find(guessed, trial); at != guessed.end()) {
       const auto& p = exactly[static_cast<std::size_t>(at - guessed.begin())];
-      point.peak = largest_peak(p);
-      point.needed = largest_need(p);
+      point.peak = p.most_allocated();
+      point.needed = p.most_needed();
       point.exact_memory = true;
     }
     if (point.needed < top->needed) front.push_back(std::move(point));

@@ -161,6 +161,24 @@ void note_pinned(Prediction& result, const scenario::Scenario& scenario) {
 
 }  // namespace
 
+Bytes Prediction::most_allocated() const {
+  Bytes most;
+  for (const auto& rank : ranks) most = std::max(most, rank.walk.peak_allocated);
+  return most;
+}
+
+Bytes Prediction::most_reserved() const {
+  Bytes most;
+  for (const auto& rank : ranks) most = std::max(most, rank.walk.peak_reserved);
+  return most;
+}
+
+Bytes Prediction::most_needed() const {
+  Bytes most;
+  for (const auto& rank : ranks) most = std::max(most, rank.walk.peak_reserved + rank.outside_allocator);
+  return most;
+}
+
 void set_limits(Prediction& result, const scenario::Scenario& scenario, const profile::Profiles& profiles) {
   result.memory_limit = limit_of(scenario, profiles);
   result.memory_margin = margin_of(scenario, result.memory_limit);

@@ -22,16 +22,10 @@ Json parallelism(const scenario::Scenario& s) {
           {"MBS", o.micro_batch_size}};
 }
 
-Bytes needed(const predict::Prediction& prediction) {
-  Bytes most;
-  for (const auto& rank : prediction.ranks) most = std::max(most, rank.walk.peak_reserved + rank.outside_allocator);
-  return most;
-}
-
 Json candidate_extra(const plan::Plan& plan, const plan::Candidate& candidate) {
   const bool differs = plan.best && !candidate.choices.empty() && candidate.choices != plan.best->choices;
   return {{"beside", differs ? plan::beside(plan.best->choices, candidate.choices) : candidate.label},
-          {"needed_bytes", needed(candidate.prediction).value},
+          {"needed_bytes", candidate.prediction.most_needed().value},
           {"spare_bytes", spare(candidate.prediction, tightest_rank(candidate.prediction)).value},
           {"parallelism", parallelism(candidate.scenario)}};
 }

@@ -69,14 +69,10 @@ void add_row(Table& table, const std::string& mark, const plan::Candidate& candi
   const auto& last = p.ranks.at(static_cast<std::size_t>(p.last_rank)).account;
   std::int64_t exposed = 0;
   for (const auto& cause : exposed_causes) exposed += last.*cause.member;
-  Bytes peak, reserved;
-  for (const auto& rank : p.ranks) {
-    peak = std::max(peak, rank.walk.peak_allocated);
-    reserved = std::max(reserved, rank.walk.peak_reserved);
-  }
   table.add({mark, ms(p.step_ns), percent(static_cast<double>(p.step_ns) / static_cast<double>(best_ns) - 1),
-             fmt::format("{:.1f}", p.tflops_per_gpu), ms(last.recompute), ms(exposed), ms(last.bubble), gibibytes(peak),
-             gibibytes(reserved), gibibytes(spare(p, tightest)), p.fits ? "yes" : "no"});
+             fmt::format("{:.1f}", p.tflops_per_gpu), ms(last.recompute), ms(exposed), ms(last.bubble),
+             gibibytes(p.most_allocated()), gibibytes(p.most_reserved()), gibibytes(spare(p, tightest)),
+             p.fits ? "yes" : "no"});
 }
 
 std::string candidates(const plan::Plan& plan) {
@@ -176,9 +172,7 @@ std::string searched(const plan::Searched& s) {
 /// The cheapest ways down from the winner.
 std::string ladder(const plan::Plan& plan) {
   if (!plan.best || plan.ladder.empty()) return "";
-  Bytes needed;
-  for (const auto& rank : plan.best->prediction.ranks)
-    needed = std::max(needed, rank.walk.peak_reserved + rank.outside_allocator);
+  const Bytes needed = plan.best->prediction.most_needed();
   Table table({"instead", "frees GiB", "costs ms", "ms per GiB"});
   for (const auto& step : plan.ladder) {
     const double freed = gib(needed - step.needed);

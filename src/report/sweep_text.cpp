@@ -13,18 +13,6 @@ namespace {
 
 std::string reason(const plan::Row& row) { return row.rule.empty() ? row.reason : row.rule + ": " + row.reason; }
 
-Bytes peak_allocated(const predict::Prediction& p) {
-  Bytes peak;
-  for (const auto& rank : p.ranks) peak = std::max(peak, rank.walk.peak_allocated);
-  return peak;
-}
-
-Bytes peak_reserved(const predict::Prediction& p) {
-  Bytes peak;
-  for (const auto& rank : p.ranks) peak = std::max(peak, rank.walk.peak_reserved);
-  return peak;
-}
-
 const timeline::Account& last(const predict::Prediction& p) {
   return p.ranks.at(static_cast<std::size_t>(p.last_rank)).account;
 }
@@ -61,8 +49,8 @@ std::string sweep_text(const plan::Sweep& sweep) {
     if (row.prediction) {
       const auto& p = *row.prediction;
       cells.insert(cells.end(), {ms(p.step_ns), sweep.baseline ? percent(row.relative) : "-", ms(last(p).p2p),
-                                 ms(last(p).tp), ms(last(p).bubble), gibibytes(peak_allocated(p)),
-                                 gibibytes(peak_reserved(p)), p.fits ? "yes" : "no"});
+                                 ms(last(p).tp), ms(last(p).bubble), gibibytes(p.most_allocated()),
+                                 gibibytes(p.most_reserved()), p.fits ? "yes" : "no"});
     } else {
       illegal += wrapped(fmt::format("- {}: {}", fmt::join(cells, " "), reason(row))) + "\n";
       cells.insert(cells.end(), {"-", "-", "-", "-", "-", "-", "-", "illegal"});
@@ -84,8 +72,8 @@ std::string sweep_json(const plan::Sweep& sweep, const Stamp* stamp, const std::
       const auto& p = *row.prediction;
       json["step_time_ms"] = ns_to_ms(p.step_ns);
       json["relative"] = rounded(row.relative, 6);
-      json["peak_allocated_bytes"] = peak_allocated(p).value;
-      json["peak_reserved_bytes"] = peak_reserved(p).value;
+      json["peak_allocated_bytes"] = p.most_allocated().value;
+      json["peak_reserved_bytes"] = p.most_reserved().value;
       json["fits"] = p.fits;
       json["exposed_ms"] = exposed_json(last(p));
     } else {
@@ -160,8 +148,8 @@ std::string sweep_csv(const plan::Sweep& sweep) {
     out += fmt::format("{},{}", row.legal, csv(reason(row)));
     if (row.prediction) {
       const auto& p = *row.prediction;
-      out += fmt::format(",{:.6f},{:.6f},{},{},{}", ns_to_ms(p.step_ns), row.relative, peak_allocated(p).value,
-                         peak_reserved(p).value, p.fits);
+      out += fmt::format(",{:.6f},{:.6f},{},{},{}", ns_to_ms(p.step_ns), row.relative, p.most_allocated().value,
+                         p.most_reserved().value, p.fits);
       for (const auto& cause : exposed_causes) out += fmt::format(",{:.6f}", ns_to_ms(last(p).*cause.member));
     } else {
       out += std::string(5 + exposed_causes.size(), ',');

@@ -12,6 +12,8 @@
 #include <fstream>
 #include <limits>
 
+namespace base_test {
+
 using namespace pipewright;
 
 namespace {
@@ -229,3 +231,5 @@ TEST_CASE("files") {
     CHECK(std::filesystem::is_character_file("/dev/null"));
   }
 }
+
+}  // namespace base_test

@@ -15,6 +15,8 @@
 
 #include "pipewright/base.hpp"
 
+namespace process_test {
+
 using namespace pipewright;
 namespace fs = std::filesystem;
 
@@ -133,3 +135,5 @@ TEST_CASE("all that a run started ends with it, in whatever session: at its limi
     CHECK(read_file((folder.path / "log").string()) == "late\n");
   }
 }
+
+}  // namespace process_test

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Hands emitted overrides to Megatron Bridge's own configuration and writes data/overrides.txt, the lines that it took.
 
-    bridge_config.py --test build/tests/emit/emit_tests --bridge CLONE --megatron CLONE [--python PYTHON]
+    bridge_config.py --test build/tests/emit_tests --bridge CLONE --megatron CLONE [--python PYTHON]
 
 CLONE: git clones of NVIDIA-NeMo/Megatron-Bridge, with COMMIT, and of NVIDIA/Megatron-LM, with the commit that Bridge pins.
 PYTHON: as parsers.py needs it, and omegaconf, transformers (5.8), hydra-core, datasets, pillow and tensorboard. Every line is what a user does with it: a

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Hands what pipewright emits to Megatron's own parsers and writes data/parsed.txt, the lines that they took.
 
-    parsers.py --test build/tests/emit/emit_tests --megatron CLONE [--python PYTHON]
+    parsers.py --test build/tests/emit_tests --megatron CLONE [--python PYTHON]
 
 CLONE: a git clone of NVIDIA/Megatron-LM that has the commits of include/scenario/pipewright/versions.def. PYTHON: one that
 has torch (without CUDA suffices), numpy, packaging, einops, six, pydantic, requests and tqdm. For every version and line:

@@ -1,5 +1,6 @@
 // What is printed parses in the real versions: flags, their values and Bridge's fields against lists that were
 // generated from the sources (data/), and back again as the scenario it came from, for any legal scenario.
+#include <doctest/doctest.h>
 #include <rapidcheck.h>
 
 #include <algorithm>
@@ -16,6 +17,8 @@
 #include "pipewright/plan.hpp"
 #include "pipewright/scenario/io.hpp"
 #include "support.hpp"
+
+namespace versions_test {
 
 using namespace pipewright;
 
@@ -97,8 +100,8 @@ void flags_parse(const scenario::Scenario& s) {
 
 }  // namespace
 
-int main() {
-  bool ok = rc::check("Megatron flags exist in their version, take those values, and read back as the scenario", [] {
+TEST_CASE("Megatron flags exist in their version, take those values, and read back as the scenario") {
+  CHECK(rc::check([] {
     const auto s = random_scenario();
     RC_PRE(test::legal(s));
     ++megatron_checked;
@@ -109,8 +112,12 @@ int main() {
     const auto back = emit::from_megatron(line, machine_of(s));
     RC_ASSERT(back.findings.empty());
     RC_ASSERT(unsaid_differences(s, back.scenario, emit::megatron(s)) == std::string());
-  });
-  ok &= rc::check("Bridge overrides name real fields and read back as the scenario", [] {
+  }));
+  CHECK(megatron_checked >= 50);
+}
+
+TEST_CASE("Bridge overrides name real fields and read back as the scenario") {
+  CHECK(rc::check([] {
     const auto s = random_scenario();
     RC_PRE(test::legal(s));
     RC_LOG() << scenario::write(s) << "\n";
@@ -126,8 +133,11 @@ int main() {
     }
     const auto back = emit::from_bridge_text(text, "overrides", machine_of(s));
     RC_ASSERT(unsaid_differences(s, back.scenario, emit::bridge(s)) == std::string());
-  });
-  ok &= rc::check("harness options exist", [] {
+  }));
+}
+
+TEST_CASE("harness options exist") {
+  CHECK(rc::check([] {
     const auto s = random_scenario();
     RC_PRE(test::legal(s));
     const auto& real = real_flags().at("harness");
@@ -136,6 +146,7 @@ int main() {
         RC_LOG() << word << "\n";
         RC_ASSERT(real.contains(word));
       }
-  });
-  return ok && megatron_checked >= 50 ? 0 : 1;
+  }));
 }
+
+}  // namespace versions_test

@@ -6,69 +6,21 @@
 #include <random>
 #include <tuple>
 
+#include "large_experts.hpp"
 #include "pipewright/effects.hpp"
 #include "pipewright/scenario/io.hpp"
-#include "support.hpp"
 
 namespace moe_test {
 
 using namespace pipewright;
 using namespace pipewright::model::test;
 using model::Kernel;
-using model::NodeSteps;
 using model::Piece;
 using model::Step;
-using Name = schedule::Node::Name;
 
 namespace {
 
 constexpr std::int64_t S = 4096, h = 4096, q = 4096, kv = 1024, heads = 32, f = 14336, E = 8, k = 2, n = S * k;
-
-/// Four GPUs, PP 2 x EP 2, eight large experts of which two are chosen, as measured.
-scenario::Scenario large_experts() {
-  return scenario::parse(R"(scenario: 1
-model: {num_layers: 8, hidden_size: 4096, ffn_hidden_size: 14336, num_attention_heads: 32, num_query_groups: 8,
-  seq_length: 4096, vocab_size: 32000, num_moe_experts: 8, moe_router_topk: 2, moe_ffn_hidden_size: 14336,
-  gated_linear_unit: true, normalization: RMSNorm, add_bias_linear: false, untie_embeddings_and_output_weights: true,
-  position_embedding_type: rope, make_vocab_size_divisible_by: 1}
-settings: {pipeline_model_parallel_size: 2, expert_model_parallel_size: 2, expert_tensor_parallel_size: 1,
-  virtual_pipeline_model_parallel_size: 2, micro_batch_size: 1, global_batch_size: 16, bf16: true,
-  use_distributed_optimizer: true, grad_reduce_in_fp32: true, gradient_accumulation_fusion: true, hidden_dropout: 0.0,
-  attention_dropout: 0.0, apply_rope_fusion: true, overlap_p2p_comm: true, batch_p2p_comm: false,
-  moe_token_dispatcher_type: alltoall, moe_grouped_gemm: true, moe_permute_fusion: true, moe_router_dtype: fp32,
-  moe_router_force_load_balancing: true, moe_aux_loss_coeff: 0.001, bias_activation_fusion: true}
-cluster: {profile: h200-sxm, num_gpus: 4, gpus_per_node: 4, link: nvlink}
-)",
-                         "large_experts.yaml");
-}
-
-const Piece& layer(const model::Stages& stages) { return stages.pieces[stages.ranks[1].chunks[0].pieces[0]]; }
-
-/// Kernels that the host launches for operations of a family.
-int launched(const Piece& piece, const std::vector<Step>& steps, const std::string& family) {
-  int count = 0;
-  for (const auto& step : steps) {
-    if (step.kind != Step::Kind::launch) continue;
-    const Kernel& kernel = piece.kernels[step.index];
-    if (kernel.key.family.starts_with(family)) count += kernel.launches;
-  }
-  return count;
-}
-
-const NodeSteps& node(const Piece& piece, Name name) {
-  const auto found =
-      std::find_if(piece.nodes.begin(), piece.nodes.end(), [&](const NodeSteps& steps) { return steps.name == name; });
-  REQUIRE(found != piece.nodes.end());
-  return *found;
-}
-
-std::vector<std::string> names(const Piece& piece, const std::vector<Step>& steps) {
-  std::vector<std::string> result;
-  for (const auto& step : steps) {
-    if (step.kind == Step::Kind::launch) result.push_back(piece.kernels[step.index].name);
-  }
-  return result;
-}
 
 }  // namespace
 
@@ -477,79 +429,6 @@ TEST_CASE(
     CHECK_FALSE(pads("hybridep", version));
     CHECK(pads("deepep", version));
   }
-}
-
-TEST_CASE("nodes of expert-parallel overlap: what runs where, weight gradients apart, input projection first") {
-  const auto stages =
-      test::build(with(large_experts(), {"overlap_moe_expert_parallel_comm=true", "delay_wgrad_compute=true",
-                                         "create_attention_mask_in_dataloader=false"}));
-  const auto& piece = layer(stages);
-  CHECK(piece.forward.empty());
-  REQUIRE(piece.nodes.size() == 4);
-  CHECK(launched(piece, node(piece, Name::moe_dispatch).forward, "all_to_all") == 2);
-  CHECK(launched(piece, node(piece, Name::moe_combine).forward, "all_to_all") == 1);
-  CHECK(launched(piece, node(piece, Name::mlp).forward, "gemm.grouped") == 16);
-  CHECK(launched(piece, node(piece, Name::mlp).backward, "gemm.grouped.bf16.nt") == 0);
-  CHECK(names(piece, node(piece, Name::mlp).weight_gradient) ==
-        std::vector<std::string>{"experts.fc2 wgrad", "experts.fc1 wgrad"});
-  CHECK(names(piece, node(piece, Name::pre_dispatch_computation).weight_gradient) ==
-        std::vector<std::string>{"attention.qkv wgrad", "attention.proj wgrad"});
-  CHECK(node(piece, Name::moe_combine).weight_gradient.empty());
-  // The last layer of the last stage ends with the final norm, so that the head has none.
-  const auto& chunk = stages.ranks[1].chunks[1];
-  const auto& last = stages.pieces[chunk.pieces[chunk.pieces.size() - 2]];
-  CHECK(names(last, node(last, Name::moe_combine).forward).back() == "head norm forward");
-  CHECK(names(stages.pieces[chunk.pieces.back()], stages.pieces[chunk.pieces.back()].nodes.front().forward)[1] ==
-        "head forward");
-}
-
-// fine_grained_callables.py, _te_cuda_graph_replay; common/utils.py, _BackwardDWWrapper: weight gradients of what a
-// graph holds are a graph of their own, the others run before it.
-TEST_CASE("graphs beside expert-parallel overlap hold parts of one node, and delayed weight gradients of their own") {
-  for (const char* modules : {"[attn]", "[moe_router]", "[moe_router, moe_preprocess]", "[attn, moe_router]",
-                              "[attn, moe_router, moe_preprocess]"})
-    for (const char* delayed : {"delay_wgrad_compute=false", "delay_wgrad_compute=true"})
-      for (const char* shared :
-           {"moe_shared_expert_intermediate_size=none", "moe_shared_expert_intermediate_size=2048"}) {
-        const std::string all = std::string(modules) + " " + delayed + " " + shared;
-        CAPTURE(all);
-        const std::string named = std::string("cuda_graph_modules=") + modules;
-        const auto s = with(large_experts(), {"overlap_moe_expert_parallel_comm=true", delayed, shared,
-                                              "create_attention_mask_in_dataloader=false", "use_te_rng_tracker=true",
-                                              "cuda_graph_impl=transformer_engine", named.c_str()});
-        CHECK_NOTHROW(scenario::refuse_unmodelled(s));
-        const auto stages = test::build(s);
-        check_all(stages);
-        const auto& piece = layer(stages);
-        const bool attention = named.find("attn") != named.npos, router = named.find("router") != named.npos;
-        const bool wgrad = std::string(delayed).ends_with("true"),
-                   shares = s.model.moe_shared_expert_intermediate_size.has_value();
-        const auto& graphed = node(piece, Name::pre_dispatch_computation);
-        const auto replays = [&](const std::vector<model::Step>& steps) {
-          return std::ranges::count_if(names(piece, steps), [](const auto& n) {
-            return n.starts_with("CUDA graph f") || n == "CUDA graph backward" || n.ends_with("weight gradients");
-          });
-        };
-        CHECK(replays(graphed.forward) == 1);
-        CHECK(replays(graphed.backward) == 1);
-        CHECK(replays(graphed.weight_gradient) == (wgrad && (attention || shares)));
-        for (const auto& other : piece.nodes)
-          if (other.name != Name::pre_dispatch_computation)
-            CHECK(replays(other.forward) + replays(other.backward) + replays(other.weight_gradient) == 0);
-        for (const auto& kernel : piece.kernels) {
-          CAPTURE(kernel.name);
-          if (kernel.name.ends_with("accumulation")) continue;  // a hook on what the graph has returned
-          if (kernel.name.starts_with("attention.qkv")) CHECK(kernel.graphed == attention);
-          if (kernel.name.starts_with("moe router ")) CHECK(kernel.graphed == router);
-          if (kernel.name.starts_with("shared_experts.fc")) CHECK(kernel.graphed == router);
-          if (kernel.name.starts_with("experts.fc")) CHECK(!kernel.graphed);
-        }
-      }
-  CHECK_THROWS_AS(scenario::refuse_unmodelled(
-                      with(large_experts(), {"overlap_moe_expert_parallel_comm=true", "delay_wgrad_compute=true",
-                                             "gradient_accumulation_fusion=false", "cuda_graph_impl=transformer_engine",
-                                             "cuda_graph_modules=[attn]"})),
-                  UsageError);
 }
 
 TEST_CASE("what is born dies, whatever the experts are made of; kernels have families") {

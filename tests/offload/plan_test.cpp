@@ -12,6 +12,8 @@
 
 #include "pipewright/offload.hpp"
 
+namespace plan_test {
+
 using namespace pipewright;
 using model::Step;
 using offload::Action;
@@ -317,3 +319,5 @@ TEST_CASE("what moves to the host is back before it is used, once, and the moved
                                                    [](const Action& a) { return a.kind == Kind::copy_out; }));
   }));
 }
+
+}  // namespace plan_test

@@ -13,11 +13,7 @@ namespace hostile_test {
 using namespace pipewright;
 
 // CPU seconds that a prediction may take, whatever else the machine does; sanitizers make it five times as long.
-#ifdef __SANITIZE_ADDRESS__
-constexpr double patience = 600;
-#else
-constexpr double patience = 120;
-#endif
+const double patience = test::sanitized() ? 600 : 120;
 
 TEST_CASE("extreme sizes are predicted or refused") {
   const auto folder = std::string(SOURCE_ROOT) + "/profiles/";

@@ -1,4 +1,5 @@
 // read(write(s)) == s for any scenario that the table can express.
+#include <doctest/doctest.h>
 #include <rapidcheck.h>
 
 #include <algorithm>
@@ -9,6 +10,8 @@
 #include "pipewright/scenario/fields.hpp"
 #include "pipewright/scenario/io.hpp"
 #include "pipewright/scenario/yaml_value.hpp"
+
+namespace property_test {
 
 using namespace pipewright;
 using namespace pipewright::scenario;
@@ -147,15 +150,18 @@ Scenario random_scenario() {
 
 }  // namespace
 
-int main() {
-  const bool round_trip = rc::check("a written scenario is read as it was", [] {
+TEST_CASE("a written scenario is read as it was") {
+  CHECK(rc::check([] {
     const Scenario s = random_scenario();
     const std::string text = write(s);
     RC_TAG(text.size() > 4000 ? "long" : "short");
     RC_ASSERT(parse(text, "written.yaml") == s);
     RC_ASSERT(write(parse(text, "written.yaml")) == text);
-  });
-  const bool set_reads_get = rc::check("--set reads what get gives", [] {
+  }));
+}
+
+TEST_CASE("--set reads what get gives") {
+  CHECK(rc::check([] {
     const Scenario s = random_scenario();
     Scenario copy = defaults(s.software);
     for (const Field& field : table()) {
@@ -166,8 +172,11 @@ int main() {
       set(copy, name + "=" + get(s, name));
       RC_ASSERT(same(field, s, copy));
     }
-  });
-  const bool as_parsed = rc::check("a setting is what YAML says that it is", [] {
+  }));
+}
+
+TEST_CASE("a setting is what YAML says that it is") {
+  CHECK(rc::check([] {
     const std::string text = random_value();
     Value parsed;
     try {
@@ -180,6 +189,7 @@ int main() {
     const bool inner_list = text.find(',') != std::string::npos && text.find_first_of("[{\"'|(") == std::string::npos;
     RC_PRE(!text.empty() && !inner_list);
     RC_ASSERT(same_value(parse_setting(text, "key", "--set"), parsed));
-  });
-  return round_trip && set_reads_get && as_parsed ? 0 : 1;
+  }));
 }
+
+}  // namespace property_test

@@ -8,6 +8,8 @@
 
 #include "pipewright/scenario/io.hpp"
 
+namespace trial_test {
+
 using namespace pipewright;
 using namespace pipewright::trial;
 
@@ -484,3 +486,5 @@ TEST_CASE("a plan of a later version is refused by its number, whatever else it 
   CHECK_THROWS_WITH_AS(candidates_of_plan(R"({"schema": 2, "alternatives": []})", "p.json", 3),
                        doctest::Contains("nothing that fits"), UsageError);
 }
+
+}  // namespace trial_test

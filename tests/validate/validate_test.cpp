@@ -8,6 +8,8 @@
 #include "fixture.hpp"
 #include "pipewright/scenario/io.hpp"
 
+namespace validate_test {
+
 using namespace pipewright;
 using namespace pipewright::validate;
 using validate::test::run;
@@ -223,3 +225,5 @@ TEST_CASE("the speed of a machine: one run, two models, runs that say little, ru
   CHECK(wild.slowdown == doctest::Approx(calm.slowdown));
   CHECK(wild.spread > 3 * calm.spread);
 }
+
+}  // namespace validate_test

@@ -74,9 +74,6 @@ Attached attach(const Attach& how);
 /// Names the recordings of a folder by their ranks, and returns them in that order.
 std::vector<std::string> gather(const std::string& folder);
 
-/// Empty if this build and machine can measure, else one line that says what is missing.
-std::string unavailable();
-
 /// Measures on GPU 0 (with `links`: on all). Returns early with a partial profile once `stop` is set. Throws UsageError
 /// if it cannot measure here, std::runtime_error if a library call fails.
 Result run(const Options& options, const std::function<void(const Progress&)>& report, const std::atomic<bool>& stop);

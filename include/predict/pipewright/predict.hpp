@@ -70,6 +70,11 @@ struct Prediction {
   std::vector<std::string> ignored;  ///< names that are not modelled and were let through: the interval does not hold
   std::vector<std::string> notes;
   std::vector<std::pair<std::string, std::string>> time_sources;  ///< kernel family -> profile, origin (for reports)
+
+  // The most that one of the ranks has:
+  Bytes most_allocated() const;
+  Bytes most_reserved() const;
+  Bytes most_needed() const;  ///< of its device: reserved, and outside the allocator
 };
 
 /// Loads the profiles a scenario names (cluster.profile, or those given by --profile, first has precedence).
