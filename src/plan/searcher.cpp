@@ -339,13 +339,13 @@ bool Searcher::take_up_again() {
   return any;
 }
 
-/// The next quick look at a trial.
+/// The next quick look at a trial. What offloads is near the limit, and its times take several walks' time.
 void Searcher::advance(std::size_t index) {
   Trial& trial = trials_[index];
   try {
     if (options_.glance && !trial.glanced && !timed(trial))
       glance(trial);
-    else if (!timed(trial))
+    else if (!timed(trial) && (trial.scouted || !offloads(trial)))
       estimate(trial);
     else
       scout(trial, predict::Depth::ends);
