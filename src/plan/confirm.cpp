@@ -90,15 +90,18 @@ void Searcher::confirm_ties() {
   confirm(some);
 }
 
-/// fullest_ranks_fit; what the model refuses does not.
-bool Searcher::fullest_fit(std::size_t trial) {
+/// By a walk, and by what its fullest ranks reserve; what the model refuses does not.
+bool Searcher::walk_fits(std::size_t index) {
+  Trial& trial = trials_[index];
   try {
-    return fullest_ranks_fit(trials_[trial]);
+    if (!trial.scouted) scout(trial, predict::Depth::ends);
+    if (trial.may_fit) return fullest_ranks_fit(trial);
   } catch (const UsageError& error) {
-    refuse(trial, error);
-    conclude(trial);
-    return false;
+    refuse(index, error);
   }
+  share_with_group(index);
+  conclude(index);
+  return false;
 }
 
 /// Interrupted: what looks faster than all that was simulated, by more than an estimate may be wrong, if it fits.
@@ -109,7 +112,7 @@ void Searcher::confirm_likeliest() {
     const Trial& trial = trials_[i];
     if (best_cost(trial) >= fastest_exact() * (1 - 2 * good_gap)) return;
     if (!waits(trial)) continue;
-    if (fullest_fit(i)) return confirm_one(i);
+    if (walk_fits(i)) return confirm_one(i);
     if (++tries == most_tries) return;
   }
 }
@@ -117,7 +120,7 @@ void Searcher::confirm_likeliest() {
 /// Interrupted before anything that fits was simulated: the likeliest, so that there is an answer.
 void Searcher::confirm_something() {
   if (fastest_exact() < never / 2) return confirm_likeliest();
-  constexpr int most_tries = 3, most_walks = 8;
+  constexpr int most_tries = 3, most_walks = 24;
   int tries = 0, walks = 0;
   // Nothing was looked at: the structures that cost least, with the recompute that a floor lets fit.
   if (std::ranges::none_of(trials_, [&](const Trial& t) { return waits(t); })) {
@@ -154,13 +157,13 @@ void Searcher::confirm_something() {
       }
     }
   }
-  // What was walked to its end likely fits; of what a floor lets fit most does not.
+  // What was walked likely fits; of what a floor lets fit most does not.
   for (const bool walked : {true, false})
     for (const auto i : by_cost()) {
       const Trial& trial = trials_[i];
       if (trial.done || !trial.may_fit || !leads(i) || waits(trial) != walked || (!walked && !trial.fits_by_floor))
         continue;
-      if (walked && walks++ < most_walks && !fullest_fit(i)) continue;
+      if (walks++ < most_walks && !walk_fits(i)) continue;
       confirm_one(i);
       if (++tries == most_tries || (trials_[i].done && trials_[i].candidate.prediction.fits)) return;
     }
@@ -189,7 +192,7 @@ void Searcher::confirm_alternatives() {
     const auto work = exact_work(trial.candidate.scenario);
     if (!waits(trial) || !leads(i) || work > left || lines.contains(line_of(trial))) continue;
     ++tries;
-    if (!fullest_fit(i)) continue;
+    if (!walk_fits(i)) continue;
     left -= work;
     confirm_one(i);
     if (!trial.done || !trial.candidate.prediction.fits) continue;

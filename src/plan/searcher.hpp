@@ -184,7 +184,7 @@ class Searcher {
   std::optional<std::size_t> representative(std::size_t structure, int looks_at_most = 40);
   bool confirm_if_better(std::size_t trial);
   bool fullest_ranks_fit(const Trial& trial) const;
-  bool fullest_fit(std::size_t trial);
+  bool walk_fits(std::size_t trial);
   bool may_be_confirmed(std::size_t trial);
   void confirm_best();
   void dive();
