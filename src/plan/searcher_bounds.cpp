@@ -276,7 +276,7 @@ std::optional<double> Searcher::least_of_structures() {
     if (known_[i].bounded) return node.cost;
     bound_structure(i);
     if (!known_[i].sharp && !known_[i].impossible)
-      open_.insert({known_[i].cost, node.kind, i});  // else nothing can run
+      open_.insert({known_[i].cost, node.kind, i});  // else nothing in it runs, or fits
   }
   return never;
 }
