@@ -90,6 +90,20 @@ void Searcher::confirm_ties() {
   confirm(some);
 }
 
+/// By a walk, and by what its fullest ranks reserve; what the model refuses does not.
+bool Searcher::walk_fits(std::size_t index) {
+  Trial& trial = trials_[index];
+  try {
+    if (!trial.scouted) scout(trial, predict::Depth::ends);
+    if (trial.may_fit) return fullest_ranks_fit(trial);
+  } catch (const UsageError& error) {
+    refuse(index, error);
+  }
+  share_with_group(index);
+  conclude(index);
+  return false;
+}
+
 /// Interrupted: what looks faster than all that was simulated, by more than an estimate may be wrong, if it fits.
 void Searcher::confirm_likeliest() {
   constexpr int most_tries = 4;  // walks of two ranks; one simulation
@@ -98,12 +112,7 @@ void Searcher::confirm_likeliest() {
     const Trial& trial = trials_[i];
     if (best_cost(trial) >= fastest_exact() * (1 - 2 * good_gap)) return;
     if (!waits(trial)) continue;
-    try {
-      if (fullest_ranks_fit(trial)) return confirm_one(i);
-    } catch (const UsageError& error) {
-      refuse(i, error);
-      conclude(i);
-    }
+    if (walk_fits(i)) return confirm_one(i);
     if (++tries == most_tries) return;
   }
 }
@@ -111,8 +120,8 @@ void Searcher::confirm_likeliest() {
 /// Interrupted before anything that fits was simulated: the likeliest, so that there is an answer.
 void Searcher::confirm_something() {
   if (fastest_exact() < never / 2) return confirm_likeliest();
-  constexpr int most_tries = 3;
-  int tries = 0;
+  constexpr int most_tries = 3, most_walks = 24;
+  int tries = 0, walks = 0;
   // Nothing was looked at: the structures that cost least, with the recompute that a floor lets fit.
   if (std::ranges::none_of(trials_, [&](const Trial& t) { return waits(t); })) {
     constexpr int most_looks = 64;
@@ -148,12 +157,16 @@ void Searcher::confirm_something() {
       }
     }
   }
-  for (const auto i : by_cost()) {
-    const Trial& trial = trials_[i];
-    if (trial.done || !trial.may_fit || !leads(i) || (!trial.fits_by_floor && !waits(trial))) continue;
-    confirm_one(i);
-    if (++tries == most_tries || (trials_[i].done && trials_[i].candidate.prediction.fits)) return;
-  }
+  // What was walked likely fits; of what a floor lets fit most does not.
+  for (const bool walked : {true, false})
+    for (const auto i : by_cost()) {
+      const Trial& trial = trials_[i];
+      if (trial.done || !trial.may_fit || !leads(i) || waits(trial) != walked || (!walked && !trial.fits_by_floor))
+        continue;
+      if (walks++ < most_walks && !walk_fits(i)) continue;
+      confirm_one(i);
+      if (++tries == most_tries || (trials_[i].done && trials_[i].candidate.prediction.fits)) return;
+    }
 }
 
 /// Interrupted: what stands beside the best in the answer, of what only waits for the exact engine. Of each parallelism
@@ -179,13 +192,7 @@ void Searcher::confirm_alternatives() {
     const auto work = exact_work(trial.candidate.scenario);
     if (!waits(trial) || !leads(i) || work > left || lines.contains(line_of(trial))) continue;
     ++tries;
-    try {
-      if (!fullest_ranks_fit(trial)) continue;
-    } catch (const UsageError& error) {
-      refuse(i, error);
-      conclude(i);
-      continue;
-    }
+    if (!walk_fits(i)) continue;
     left -= work;
     confirm_one(i);
     if (!trial.done || !trial.candidate.prediction.fits) continue;
@@ -274,8 +281,9 @@ void Searcher::look_beside(std::size_t best) {
   const auto& chosen = structures_[home].chosen;
   std::vector<std::size_t> unbounded;  // other choices of the best's own spread
   for (std::size_t i = 0; i < structures_.size(); ++i)
-    if (!known_[i].bounded && space_.same_spread(structures_[i], structures_[home])) unbounded.push_back(i);
-  in_parallel(unbounded.size(), [&](std::size_t n) { bound_structure(unbounded[n]); });
+    if (!known_[i].bounded && !known_[i].impossible && space_.same_spread(structures_[i], structures_[home]))
+      unbounded.push_back(i);
+  bound_structures(unbounded);
   std::vector<Line> lines;
   for (std::size_t d = 0; d < chosen.size(); ++d) {
     std::map<std::string, Line> by_value;

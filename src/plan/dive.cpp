@@ -131,9 +131,9 @@ void Searcher::open_nearest(const std::vector<std::size_t>& spreads, std::option
   for (const auto i : spreads) open_.erase({known_spreads_[i].cost, Node::Kind::spread, i});
   std::vector<std::optional<Opened>> opened(spreads.size());
   in_parallel(spreads.size(), [&](std::size_t n) {
-    if (!known_spreads_[spreads[n]].bounded()) bound(spreads[n]);
+    if (!known_spreads_[spreads[n]].bounded) bound(spreads[n]);
     if (const auto& known = known_spreads_[spreads[n]]; !known.impossible && known.cost < limit)
-      opened[n] = open(spreads[n]);
+      opened[n] = open(spreads[n], true);
   });
   for (std::size_t n = 0; n < spreads.size(); ++n) {
     const auto& known = known_spreads_[spreads[n]];

@@ -152,10 +152,10 @@ bool Searcher::look(double limit, const Only& only) {
   in_parallel(looks.size() + fresh.size(), [&](std::size_t n) {
     if (n >= looks.size())
       floor_of(fresh[n - looks.size()]);
-    else if (looks[n].kind == Node::Kind::spread && !known_spreads_[looks[n].structure].bounded())
+    else if (looks[n].kind == Node::Kind::spread && !known_spreads_[looks[n].structure].bounded)
       bound(looks[n].structure);
     else if (looks[n].kind == Node::Kind::spread)
-      spreads[n] = open(looks[n].structure);
+      spreads[n] = open(looks[n].structure, false);
     else if (looks[n].kind == Node::Kind::structure && !known_[looks[n].structure].bounded)
       bound_structure(looks[n].structure);
     else if (looks[n].kind == Node::Kind::structure)
@@ -194,7 +194,7 @@ std::vector<std::size_t> Searcher::opened(const Node& node) {
   std::size_t step = node.index;
   switch (node.kind) {
     case Node::Kind::spread:
-      add(node.structure, open(node.structure));
+      add(node.structure, open(node.structure, true));
       return {};
     case Node::Kind::structure:
       expand(node.structure);
@@ -339,13 +339,13 @@ bool Searcher::take_up_again() {
   return any;
 }
 
-/// The next quick look at a trial.
+/// The next quick look at a trial. What offloads is near the limit, and its times take several walks' time.
 void Searcher::advance(std::size_t index) {
   Trial& trial = trials_[index];
   try {
     if (options_.glance && !trial.glanced && !timed(trial))
       glance(trial);
-    else if (!timed(trial))
+    else if (!timed(trial) && (trial.scouted || !offloads(trial)))
       estimate(trial);
     else
       scout(trial, predict::Depth::ends);

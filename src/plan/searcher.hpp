@@ -89,13 +89,10 @@ class Searcher {
   };
   /// How much is known of a spread; once it is open, its structures say more.
   struct KnownSpread {
-    /// Kernels of its parallelism at any pipeline size; its own, however they are split; as its splits run them; with
-    /// what makes them fit.
-    enum class By : std::uint8_t { any_size, kernels, splits, fit } by = By::any_size;
     double cost = 0;
-    ByOverlap<double> by_overlap{};  ///< by kernels, where that is known
+    RisingBound by_overlap;
     bool open = false, impossible = false;
-    bool bounded() const { return by == By::fit; }
+    bool bounded = false;  ///< there is nothing left to ask
     Bytes lacking;
   };
   /// How much is known of a structure.
@@ -103,7 +100,7 @@ class Searcher {
     double cost = 0;
     bool bounded = false, glanced = false, sharp = false, expanded = false, impossible = false;
     bool dived = false, climbed = false, climbed_offload = false;  ///< followed before its turn
-    bool of_split = false;                                         ///< bounded by the kernels of its split
+    bool of_split = false;                                         ///< what makes its split fit was asked
     bool tight = false;                                            ///< it does not fit without recompute and offload
     std::int64_t candidates = 0;                                   ///< of `holds` that were enumerated
     Bytes lacking;                                                 ///< where impossible: by how much at least
@@ -120,14 +117,15 @@ class Searcher {
   void bound_spreads();
   void bound(std::size_t spread);
   ByOverlap<std::optional<predict::Prediction>> floors_of_any_split(std::size_t spread, bool any_size);
-  /// Its structures, each with what its own split of the kernels takes at least; no bounds: nothing is known of them.
+  /// Its structures; with what makes each of them fit, or that waits for their turn.
   struct Opened : Space::Opened {
     std::vector<SpreadBound> bounds;
   };
-  Opened open(std::size_t spread);
+  Opened open(std::size_t spread, bool bounds);
   void add(std::size_t spread, Opened opened);
   static void take(const SpreadBound& found, Known& known);
   void bound_structure(std::size_t structure);
+  void bound_structures(const std::vector<std::size_t>& structures);
   void bound_offload(std::size_t trial);
   bool wants_bound(const Node& offload) const;
   SpreadBound bound_choice(const Node& offload);
@@ -186,6 +184,7 @@ class Searcher {
   std::optional<std::size_t> representative(std::size_t structure, int looks_at_most = 40);
   bool confirm_if_better(std::size_t trial);
   bool fullest_ranks_fit(const Trial& trial) const;
+  bool walk_fits(std::size_t trial);
   bool may_be_confirmed(std::size_t trial);
   void confirm_best();
   void dive();

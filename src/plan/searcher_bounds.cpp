@@ -8,6 +8,9 @@
 namespace pipewright::plan {
 namespace {
 
+/// What a bound rises by at most where the next one is asked for in the same turn.
+constexpr double little_raised = 0.01;
+
 /// What the rank that lacks most lacks if it holds what `held` says; none: all have enough.
 template <class Held>
 Bytes lacking_with(const predict::Prediction& p, Held held) {
@@ -90,11 +93,12 @@ void Searcher::bound_spreads() {
   in_parallel(groups.size(), [&](std::size_t n) {
     const auto floors = floors_of_any_split(groups[n]->front(), true);
     std::optional<double> least;
-    ByOverlap<double> by_overlap{};
-    for (std::size_t o = 0; o < floors.size(); ++o) {
-      if (!floors[o]) continue;
-      by_overlap[o] = cost(*floors[o], objective_);
-      least = std::min(least.value_or(never), by_overlap[o]);
+    RisingBound by_overlap;
+    for (const Overlap overlap : all_overlaps) {
+      const auto& floor = floors[static_cast<std::size_t>(overlap)];
+      if (!floor) continue;
+      by_overlap.start(overlap, cost(*floor, objective_));
+      least = std::min(least.value_or(never), cost(*floor, objective_));
     }
     for (const auto i : *groups[n])
       known_spreads_[i].cost = least.value_or(0), known_spreads_[i].by_overlap = by_overlap;
@@ -106,8 +110,9 @@ void Searcher::bound_spreads() {
   std::vector<std::size_t> waiting;
   for (std::size_t i = 0; i < structures_.size(); ++i)
     if (open_.erase({known_[i].cost, Node::Kind::structure, i}) > 0) waiting.push_back(i);
-  in_parallel(waiting.size(), [&](std::size_t n) { bound_structure(waiting[n]); });
-  for (const auto i : waiting) open_.insert({known_[i].cost, Node::Kind::structure, i});
+  bound_structures(waiting);
+  for (const auto i : waiting)
+    if (!known_[i].impossible) open_.insert({known_[i].cost, Node::Kind::structure, i});
 }
 
 /// By the kernels of its structures, which expert overlap alone sets apart.
@@ -126,22 +131,25 @@ ByOverlap<std::optional<predict::Prediction>> Searcher::floors_of_any_split(std:
   return floors;
 }
 
+/// A spread is asked for more as long as that raises it little: its kernels are at hand, and would have to be made
+/// again at its next turn.
 void Searcher::bound(std::size_t spread) {
   KnownSpread& known = known_spreads_[spread];
-  using By = KnownSpread::By;
-  known.by = !options_.spread_floor ? By::fit : By{static_cast<std::uint8_t>(static_cast<int>(known.by) + 1)};
   if (options_.spread_floor) {
-    const Spread& of = spreads_[spread];
-    const auto found = known.by == By::kernels  ? spread_bounds_.of_kernels(of, mark_, known.by_overlap)
-                       : known.by == By::splits ? spread_bounds_.of_splits(of, mark_, known.by_overlap)
-                                                : spread_bounds_(of, mark_, known.by_overlap);
-    if (!found.known) return;
-    ++bounded_;
-    known.lacking = found.lacking;
-    known.impossible = found.lacking > Bytes(0);
-    known.cost = std::max(known.cost, found.cost);
+    const double enough = std::min(mark_, known.cost * (1 + little_raised));
+    auto& rising = known.by_overlap;
+    while (!rising.whole()) {
+      rising.raise(spread_bounds_, spreads_[spread], mark_);
+      ++bounded_;
+      known.lacking = rising.lacking();
+      known.impossible = known.lacking > Bytes(0);
+      known.cost = std::max(known.cost, rising.cost());
+      if (known.impossible || known.cost >= enough) break;
+    }
+    known.bounded = rising.whole();
     return;
   }
+  known.bounded = true;
   if (!options_.floor_of_any_split) return;
   const auto floors = floors_of_any_split(spread, false);
   double least = never;
@@ -157,15 +165,15 @@ void Searcher::bound(std::size_t spread) {
   known.cost = std::max(known.cost, least);
 }
 
-Searcher::Opened Searcher::open(std::size_t spread) {
+Searcher::Opened Searcher::open(std::size_t spread, bool bounds) {
   Opened opened{space_.open(spreads_[spread]), {}};
-  if (!options_.spread_floor) return opened;
+  if (!options_.spread_floor || !bounds) return opened;
   for (const auto& structure : opened.structures)
     opened.bounds.push_back(spread_bounds_.of_structure(spreads_[spread], structure, mark_));
   return opened;
 }
 
-/// Its structures cost no less than the spread; their own floors come with their turn.
+/// Its structures cost no less than the spread with their overlap; what else is known of them comes with their turn.
 void Searcher::add(std::size_t spread, Opened opened) {
   known_spreads_[spread].open = true;
   space_.add(opened);
@@ -173,7 +181,10 @@ void Searcher::add(std::size_t spread, Opened opened) {
     auto& structure = opened.structures[n];
     Known known;
     known.cost = known_spreads_[spread].cost;
-    if (!opened.bounds.empty()) take(opened.bounds[n], known);
+    const auto& of_overlap = known_spreads_[spread].by_overlap.of(overlap_of(structure.partial));
+    take({of_overlap.cost, of_overlap.lacking, true}, known);
+    known.of_split = !opened.bounds.empty();
+    if (known.of_split) take(opened.bounds[n], known);
     known.bounded = !quick_;
     if (quick_ && !known.impossible) open_.insert({known.cost, Node::Kind::structure, structures_.size()});
     structure.spread = spread;
@@ -184,27 +195,38 @@ void Searcher::add(std::size_t spread, Opened opened) {
 
 void Searcher::take(const SpreadBound& found, Known& known) {
   if (!found.known) return;
-  known.of_split = true;
   known.cost = std::max(known.cost, found.cost);
   known.lacking = found.lacking;
   known.impossible = found.lacking > Bytes(0);
 }
 
+/// What makes its split fit, of the spread's kernels; then, where that raises it little, its own floor.
 void Searcher::bound_structure(std::size_t structure) {
   Known& known = known_[structure];
+  if (options_.spread_floor && !std::exchange(known.of_split, true)) {
+    const double enough = std::min(mark_, known.cost * (1 + little_raised));
+    take(spread_bounds_.of_structure(spreads_[structures_[structure].spread], structures_[structure], mark_), known);
+    if (known.impossible || known.cost >= enough) return;
+  }
   known.bounded = true;
   try {
     const auto floor = options_.floor(space_.bare(structures_[structure].partial));
     known.cost = std::max(known.cost, cost(floor, objective_));
     known.tight = !floor.fits;
-    if (known.tight && !known.of_split && options_.spread_floor)
-      take(spread_bounds_.of_structure(spreads_[structures_[structure].spread], structures_[structure], mark_), known);
     // With offload, times decide of what does not fit which is worth a look first.
     if (known.tight && !space_.searches_offload()) known.state = state_below(structures_[structure].partial, floor);
     ++bounded_;
   } catch (const UsageError&) {
     known.sharp = true;  // its candidates say why
   }
+}
+
+/// All that is to be known of them before a closer look.
+void Searcher::bound_structures(const std::vector<std::size_t>& structures) {
+  in_parallel(structures.size(), [&](std::size_t n) {
+    const Known& known = known_[structures[n]];
+    while (!known.bounded && !known.impossible) bound_structure(structures[n]);
+  });
 }
 
 /// Of a trial that does not fit: what it costs with offload at least; `never`: with that it does not fit either.
@@ -243,8 +265,8 @@ std::optional<double> Searcher::least_of_structures() {
     const auto i = node.structure;
     if (node.kind == Node::Kind::spread) {
       KnownSpread& spread = known_spreads_[i];
-      if (spread.bounded()) {
-        add(i, open(i));
+      if (spread.bounded) {
+        add(i, open(i, false));
         continue;
       }
       bound(i);
@@ -253,7 +275,8 @@ std::optional<double> Searcher::least_of_structures() {
     }
     if (known_[i].bounded) return node.cost;
     bound_structure(i);
-    if (!known_[i].sharp) open_.insert({known_[i].cost, node.kind, i});  // else nothing in it can run
+    if (!known_[i].sharp && !known_[i].impossible)
+      open_.insert({known_[i].cost, node.kind, i});  // else nothing in it runs, or fits
   }
   return never;
 }

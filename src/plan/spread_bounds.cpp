@@ -32,12 +32,6 @@ std::vector<double> first_of_chunks(const predict::Split& split, std::size_t lay
 
 std::string name_of(Overlap overlap) { return ", overlap " + std::to_string(static_cast<int>(overlap)); }
 
-/// Of one or the other.
-SpreadBound either(const SpreadBound& a, const SpreadBound& b) {
-  const bool fits = a.lacking <= Bytes(0), other = b.lacking <= Bytes(0);
-  return {fits == other ? std::min(a.cost, b.cost) : fits ? a.cost : b.cost, std::min(a.lacking, b.lacking), true};
-}
-
 }  // namespace
 
 bool SpreadBounds::is_full(const Scenario& s) { return s.settings.recompute_granularity.value_or("") == "full"; }
@@ -390,32 +384,51 @@ Bytes SpreadBounds::of_state(const Spread& spread) const {
   return least.value_or(Bytes(0));
 }
 
-SpreadBound SpreadBounds::without_recompute(const Spread& spread, double enough, ByOverlap<double>& least,
-                                            bool by_splits) {
-  SpreadBound all;
-  for (const Overlap overlap : all_overlaps) {
-    double& cost_of = least[static_cast<std::size_t>(overlap)];
-    SpreadBound one{cost_of, Bytes(0), true};
-    if (cost_of < enough) {
-      const auto known = kernels(spread, overlap);
-      if (!known) continue;
-      one = {std::max(cost_of, known->bare), std::max(Bytes(0), known->of_state), true};
-      if (by_splits && one.lacking <= Bytes(0) && one.cost < enough)
-        if (const auto& of = splits(spread, *known, enough); !of.empty())
-          one.cost = std::max(one.cost, std::ranges::min(of, {}, &OfSplit::bare).bare);
-      cost_of = one.cost;
-    }
-    all = all.known ? either(all, one) : one;
+void SpreadBounds::raise(const Spread& spread, Overlap overlap, double enough, OverlapBound& bound) {
+  using By = OverlapBound::By;
+  const auto known = kernels(spread, overlap);
+  bound.none = known == nullptr;
+  if (bound.none) return;
+  bound.by = By{static_cast<std::uint8_t>(static_cast<int>(bound.by) + 1)};
+  bound.cost = std::max(bound.cost, known->bare);
+  bound.lacking = std::max(Bytes(0), known->of_state);
+  if (bound.lacking > Bytes(0) || bound.cost >= enough) return;
+  if (bound.by == By::splits) {
+    if (const auto& of = splits(spread, *known, enough); !of.empty())
+      bound.cost = std::max(bound.cost, std::ranges::min(of, {}, &OfSplit::bare).bare);
+  } else if (bound.by == By::fit) {
+    const auto found = this->bound(spread, *known, enough);
+    bound.cost = std::max(bound.cost, found.cost), bound.lacking = found.lacking;
   }
-  return all;
 }
 
-SpreadBound SpreadBounds::of_kernels(const Spread& spread, double enough, ByOverlap<double>& least) {
-  return without_recompute(spread, enough, least, false);
+const OverlapBound* RisingBound::least() const {
+  const OverlapBound* least = nullptr;
+  for (const OverlapBound& one : overlaps_)
+    if (!one.none && one.lacking <= Bytes(0) && (least == nullptr || one.cost < least->cost)) least = &one;
+  return least;
 }
 
-SpreadBound SpreadBounds::of_splits(const Spread& spread, double enough, ByOverlap<double>& least) {
-  return without_recompute(spread, enough, least, true);
+double RisingBound::cost() const {
+  const auto* of = least();
+  return of == nullptr ? 0 : of->cost;
+}
+
+Bytes RisingBound::lacking() const {
+  std::optional<Bytes> least;
+  for (const OverlapBound& one : overlaps_)
+    if (!one.none) least = std::min(least.value_or(one.lacking), one.lacking);
+  return least.value_or(Bytes(0));
+}
+
+bool RisingBound::whole() const {
+  const auto* of = least();
+  return of == nullptr || of->by == OverlapBound::By::fit;
+}
+
+void RisingBound::raise(SpreadBounds& bounds, const Spread& spread, double enough) {
+  const auto at = static_cast<std::size_t>(least() - overlaps_.data());
+  bounds.raise(spread, Overlap{static_cast<std::uint8_t>(at)}, enough, overlaps_[at]);
 }
 
 SpreadBound SpreadBounds::of_structure(const Spread& spread, const Structure& structure, double enough) {
@@ -499,21 +512,6 @@ SpreadBound SpreadBounds::of_offload(const Spread& spread, const Structure& stru
   } catch (const UsageError&) {
     return {};  // its candidates say why
   }
-}
-
-SpreadBound SpreadBounds::operator()(const Spread& spread, double enough, const ByOverlap<double>& least) {
-  SpreadBound all;
-  for (const Overlap overlap : all_overlaps) {
-    const bool may_fit = all.known && all.lacking <= Bytes(0);
-    SpreadBound one{least[static_cast<std::size_t>(overlap)], Bytes(0), true};
-    if (one.cost < enough) {
-      const auto known = kernels(spread, overlap);
-      if (!known) continue;
-      one = bound(spread, *known, may_fit ? std::min(enough, all.cost) : enough);
-    }
-    all = all.known ? either(all, one) : one;
-  }
-  return all;
 }
 
 }  // namespace pipewright::plan

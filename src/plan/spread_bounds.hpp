@@ -65,6 +65,34 @@ struct Guess {
   double time = 0, lacking = 0, moved = 0, ns_per_byte = 0, available = 0;
 };
 
+class SpreadBounds;
+
+/// What is known of a spread with one kind of expert overlap.
+struct OverlapBound {
+  /// Kernels of its parallelism at any pipeline size; its own, however they are split; as its splits run them, whether
+  /// they fit or not; with what makes them fit. Each takes longer to find.
+  enum class By : std::uint8_t { any_size, kernels, splits, fit } by = By::any_size;
+  double cost = 0;
+  Bytes lacking;
+  bool none = false;  ///< none of its structures has it, or nothing is known of those
+};
+
+/// A spread's bound, raised step by step: the least with any overlap, so that one alone is asked for more.
+class RisingBound {
+ public:
+  void start(Overlap overlap, double any_size) { overlaps_[static_cast<std::size_t>(overlap)].cost = any_size; }
+  double cost() const;    ///< 0: nothing is known, or nothing fits
+  Bytes lacking() const;  ///< of any structure, at least; none: one may fit
+  bool whole() const;     ///< there is nothing left to ask
+  const OverlapBound& of(Overlap overlap) const { return overlaps_[static_cast<std::size_t>(overlap)]; }
+  /// Precondition: it is not whole.
+  void raise(SpreadBounds& bounds, const Spread& spread, double enough);
+
+ private:
+  const OverlapBound* least() const;
+  ByOverlap<OverlapBound> overlaps_;
+};
+
 class SpreadBounds {
  public:
   /// Precondition: the options have `layers`, `spread_floor` and `split`.
@@ -73,12 +101,10 @@ class SpreadBounds {
 
   /// What any of its structures lacks for its state alone, at least; none or less: nothing is known. The cheapest look.
   Bytes of_state(const Spread& spread) const;
-  /// Of its kernels alone, however they are split; or by its splits, whether they fit or not: for a part of the price.
-  /// `enough`: a cost that excludes it; no more is looked for. `least`: known with each overlap before, and after.
-  SpreadBound of_kernels(const Spread& spread, double enough, ByOverlap<double>& least);
-  SpreadBound of_splits(const Spread& spread, double enough, ByOverlap<double>& least);
-  SpreadBound operator()(const Spread& spread, double enough, const ByOverlap<double>& least = {});
-  /// The same of one of its structures.
+  /// The next step of what is known of a spread with that overlap. `enough`: a cost that excludes it; no more is looked
+  /// for.
+  void raise(const Spread& spread, Overlap overlap, double enough, OverlapBound& bound);
+  /// What makes one of its structures fit.
   SpreadBound of_structure(const Spread& spread, const Structure& structure, double enough);
   /// The same of a candidate that offloads nothing by choice.
   SpreadBound of_candidate(const Spread& spread, const Structure& structure, const Scenario& candidate);
@@ -150,7 +176,6 @@ class SpreadBounds {
   static int longest_chunk(const predict::Split& split);
   std::shared_ptr<const Kernels> make(const Scenario& example) const;
   std::shared_ptr<const Kernels> kernels(const Spread& spread, Overlap overlap);
-  SpreadBound without_recompute(const Spread& spread, double enough, ByOverlap<double>& least, bool by_splits);
   double mean(const Kernels& kernels, const Choice& choice, const predict::Layers& layers) const;
   /// The least of these splits, where it is less than `enough`.
   SpreadBound bound(const Spread& spread, const Kernels& kernels, std::vector<OfSplit> splits, double enough);

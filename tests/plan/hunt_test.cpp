@@ -568,7 +568,8 @@ TEST_CASE("of every kind of model: whatever is open, given and stopped, no best 
 TEST_CASE("stopped early, a search to which nothing is given has something that fits") {
   // Limits at which what is fastest by its bounds does not fit, and looks after which a search from those found
   // nothing.
-  const std::tuple<const char*, const char*, std::int64_t> cases[] = {{"moe", "26GiB", 900}, {"moe", "28GiB", 300}};
+  const std::tuple<const char*, const char*, std::int64_t> cases[] = {
+      {"moe", "26GiB", 900}, {"moe", "28GiB", 300}, {"moe", "22GiB", 150}, {"moe", "22GiB", 600}};
   std::size_t nth = 0;
   for (const auto& [base, limit, looks] : cases) {
     if (!test::taken(nth++)) continue;

@@ -150,8 +150,18 @@ TEST_CASE("no candidate that fits undercuts its spread's bound, nor its structur
     plan::Space space(s, limited, ignored);
     plan::SpreadBounds bounds(space, options, "step_time");
     const auto spread = space.spreads().at(chosen);
-    const auto bound = bounds(spread, std::numeric_limits<double>::max());
-    if (!bound.known) continue;
+    // With each overlap on its own, step by step, and the least of them; of what is not below `enough`, only that.
+    constexpr double any = std::numeric_limits<double>::max();
+    const auto steps = [&](double enough) {
+      std::vector<plan::RisingBound> rising(1);
+      while (!rising.back().whole()) {
+        rising.push_back(rising.back());
+        rising.back().raise(bounds, spread, enough);
+      }
+      return rising;
+    };
+    const auto whole = steps(any);
+    if (std::ranges::all_of(plan::all_overlaps, [&](plan::Overlap o) { return whole.back().of(o).none; })) continue;
     CAPTURE(spread.label);
     for (auto& [one, structure] : candidates) {
       one.search.memory_margin = s.search.memory_margin;
@@ -181,17 +191,26 @@ TEST_CASE("no candidate that fits undercuts its spread's bound, nor its structur
       const auto lacking = bounds.lacking(spread, structure, one);
       CHECK(lacking.value_or(Bytes(0)) <= Bytes(0));
       offloads_known += chosen_offload && lacking;
-      constexpr double any = std::numeric_limits<double>::max();
-      // Of what is not below some cost, only that is told.
-      const double enough = static_cast<double>(exact.step_ns) * (random() % 2 == 0 ? 0.95 : 1.05);
-      plan::ByOverlap<double> by_overlap{};
-      const auto kernels = bounds.of_kernels(spread, enough, by_overlap),
-                 splits = bounds.of_splits(spread, enough, by_overlap);
-      for (const auto& least : {bound, bounds(spread, enough), bounds(spread, enough, by_overlap), kernels, splits,
-                                bounds.of_structure(spread, structure, any),
+      const auto step = static_cast<double>(exact.step_ns);
+      const double enough = step * (random() % 2 == 0 ? 0.95 : 1.05);
+      const auto overlap = plan::overlap_of(one);
+      plan::OverlapBound own;
+      for (bool last = false; !last; last = own.none || own.by == plan::OverlapBound::By::fit) {
+        bounds.raise(spread, overlap, enough, own);
+        CHECK(own.lacking <= Bytes(0));
+        CHECK(own.cost <= step);
+      }
+      for (const auto& rising : {whole, steps(enough)})
+        for (const auto& at : rising) {
+          CHECK(at.lacking() <= Bytes(0));
+          CHECK(at.cost() <= step);
+          CHECK(at.of(overlap).lacking <= Bytes(0));
+          CHECK(at.of(overlap).cost <= step);
+        }
+      for (const auto& least : {bounds.of_structure(spread, structure, any),
                                 bounds.of_structure(spread, structure, enough), beside, choice, itself}) {
         CHECK(least.lacking <= Bytes(0));
-        CHECK(least.cost <= static_cast<double>(exact.step_ns));
+        CHECK(least.cost <= step);
       }
       ++compared;
       offloading += exact.ranks.front().walk.offloaded.empty() ? 0 : 1;
