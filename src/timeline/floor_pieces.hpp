@@ -46,8 +46,8 @@ class FloorPieces {
           if (works.kind.size() <= layer) works.kind.resize(layer + 1);
           works.kind[layer] = chunk.pieces[n];
         }
-      works.pairs_in_all += pairs_on(rank) / config_.microbatches;
     }
+    works.pairs = pairs();
     return works;
   }
 
@@ -175,14 +175,17 @@ class FloorPieces {
     return result;
   }
 
-  /// Of a forward and a backward of a layer of experts in a step, those that surely meet another such in their call.
-  double pairs_on(const model::Rank& rank) const {
+  /// Of a forward and a backward of a layer of experts in a microbatch, those that surely meet another such in their
+  /// call, on all ranks and however the layers are split over them: a rank's layers of experts less its others, which
+  /// may stand on the same rank.
+  double pairs() const {
     if (!config_.ep_overlap || of_pull_request()) return 0;
     double pairs = 0;
-    for (const auto& chunk : rank.chunks)
-      for (std::size_t n = 0; n < chunk.pieces.size(); ++n)
-        if (chunk.layers[n] >= 0) pairs += of_experts(chunk.pieces[n]) ? 1 : -1;
-    return std::max(0.0, pairs) * config_.microbatches;
+    for (const auto& rank : stages_.ranks)
+      for (const auto& chunk : rank.chunks)
+        for (std::size_t n = 0; n < chunk.pieces.size(); ++n)
+          if (chunk.layers[n] >= 0) pairs += of_experts(chunk.pieces[n]) ? 1 : -1;
+    return std::max(0.0, pairs);
   }
 
   const model::Stages& stages_;

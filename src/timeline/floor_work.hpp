@@ -202,7 +202,7 @@ struct LayerWorks {
   std::vector<LayerNodes> nodes;    ///< of each kind, under expert-parallel overlap
   std::vector<bool> of_experts;     ///< of each kind: a layer of experts there
   std::vector<std::uint32_t> kind;  ///< of each layer, by its number
-  double pairs_in_all = 0;          ///< of a microbatch, on all ranks
+  double pairs = 0;                 ///< FloorPieces::pairs()
 };
 
 }  // namespace pipewright::timeline

@@ -201,13 +201,13 @@ class Floor : FloorPieces {
           sum.all.add(piece.backward, config_.microbatches);
           if (r == 0 && n == 0) sum.embedding = piece;
         }
-      if (!others) sum.pairs += pairs_on(stages_.ranks[r]);
     }
+    if (!others) sum.pairs += pairs() * config_.microbatches;
   }
   void add_other(AnyLayers& sum, const LayerWorks& other, const std::vector<double>& part) const {
     for (std::size_t layer = 0; layer < other.kind.size(); ++layer)
       add_layer(sum, other.kinds[other.kind[layer]], part.empty() ? 1 : part.at(layer));
-    if (part.empty()) sum.pairs += other.pairs_in_all * config_.microbatches;
+    if (part.empty()) sum.pairs += other.pairs * config_.microbatches;
   }
 
   /// What a rank's combined calls take one after the other; none: nothing.

@@ -124,10 +124,12 @@ TEST_CASE("of NCCL's kernels over NVLink a share slows with the clock, of a netw
   layer.rows = {{0.1, 1980, 200, 1, 1, 1}, {0.6, 1980, 660, 1, 1, 1}, {1.0, 1500, 690, 1.16, 1.25, 1.12}};
   p.clocks = {layer};
   const Load wires[] = {Load::ring, Load::peers};
-  for (const Load load : wires) CHECK(Profiles({p}).clock_law("bf16")->slowdown(load, 1) == 1);  // nobody measured it
+  const Profiles without({p});
+  for (const Load load : wires) CHECK(without.clock_law("bf16")->slowdown(load, 1) == 1);  // nobody measured it
   p.scalars["clocks.ring"] = {0.25, 0, Origin::measured, "test"};
   p.scalars["clocks.peers"] = {0.75, 0, Origin::measured, "test"};
-  const auto law = Profiles({p}).clock_law("bf16");
+  const Profiles profiles({p});
+  const auto law = profiles.clock_law("bf16");
   CHECK(law->slowdown(Load::ring, 1) == doctest::Approx(1 + 0.25 * (1980. / 1500 - 1)));
   CHECK(law->slowdown(Load::peers, 1) == doctest::Approx(1 + 0.75 * (1980. / 1500 - 1)));
   CHECK(law->slowdown(Load::peers, 0.8) == doctest::Approx(1 + 0.75 * (1980. / 1740 - 1)));
