@@ -170,9 +170,10 @@ struct Chunk {
   std::int64_t parameters = 0;
 };
 
-/// Kernels that a stream takes before the next launch blocks: 1021 behind one that runs, with an event recorded after
-/// each or without (one H200, driver 580.159, torch 2.11); recorded runs free what another stream uses as many late.
-inline constexpr std::int64_t launch_queue_depth = 1022;
+/// Launches that a stream takes before the next one blocks (forums.developer.nvidia.com/t/68937; one H200, driver
+/// 580.159, torch 2.11: 1021 kernels behind one that runs, with an event recorded after each or without); recorded runs
+/// free what another stream uses as many launches late.
+inline constexpr std::int64_t launch_queue_depth = 1024;
 
 struct Rank {
   std::vector<Chunk> chunks;
