@@ -232,8 +232,9 @@ TEST_CASE("widths that nothing divides are refused, or no product has a side of 
       FAIL(error.what());
     }
   }
-  CHECK(built > 30);
-  CHECK(refused > 30);
+  const auto some = static_cast<int>(pipewright::test::draws(300) / 10);
+  CHECK(built > some);
+  CHECK(refused > some);
 }
 
 }  // namespace published_configs_test

@@ -39,15 +39,16 @@ TEST_CASE("dense measured runs: time of forward-backward, peak memory of every r
   // by the hosts of another machine. f_lora_all and f_lora_qkv ran on a chip whose products were 8 to 10 % faster.
   // Predicted before they ran: f_gemma2_tp2 (+4.0 %), f_gemma3_tp2 (-6.5 %), f_lora_pp2v2 (-0.3 %).
   // t_dp2: its exposed collectives are right (below), its kernels 2 % too fast. w_off0: DP 4, for whose slowest chip
-  // 0.8 % are added, as for t_dp2 and a_pp2dp2v2_m8_ogr, which they bring nearer. Widths of f_gemma*, f_phi3 run
-  // Transformer Engine's general norms: their measured times are 1 to 3 % of these steps. t_h2048 was 1.1 % too fast
-  // while its MLP's input gradients were interpolated 5 % too slow; they are measured now.
+  // 0.8 % are added, as for t_dp2 and a_pp2dp2v2_m8_ogr, which they bring nearer, and 0.3 % for its exposed reductions,
+  // which slow with the clock as those of TP 2 do (t_tp2, t_b_tp2, b_tp2pp2v2_m8: 0.3 % nearer each). Widths of
+  // f_gemma*, f_phi3 run Transformer Engine's general norms: their measured times are 1 to 3 % of these steps. t_h2048
+  // was 1.1 % too fast while its MLP's input gradients were interpolated 5 % too slow; they are measured now.
   const std::map<std::string, double> bounds = {
-      {"a_pp4v2_m8", 0.005},   {"a3_pp4v2_m8", 0.025},  {"b_tp2pp2v2_m8", 0.055}, {"b_tp2pp2v2_m8_fp8cs", 0.02},
-      {"w_off0", 0.029},       {"t_mbs2", 0.01},        {"t_s8192_v128k", 0.03},  {"t_pp2v2", 0.005},
+      {"a_pp4v2_m8", 0.005},   {"a3_pp4v2_m8", 0.025},  {"b_tp2pp2v2_m8", 0.047}, {"b_tp2pp2v2_m8_fp8cs", 0.02},
+      {"w_off0", 0.032},       {"t_mbs2", 0.01},        {"t_s8192_v128k", 0.03},  {"t_pp2v2", 0.005},
       {"t_mbs4_r_mlp", 0.005}, {"t_v128k_full", 0.005}, {"t_fp8_block", 0.02},    {"t_h2048", 0.017},
-      {"t_b_tp2", 0.065},      {"t_gpt", 0.04},         {"f_nemotron", 0.04},     {"t_b_tp2_fp8block", 0.035},
-      {"t_tp2", 0.28},         {"f_lora_all", 0.055},   {"f_lora_qkv", 0.03},     {"f_gemma2_tp2", 0.056},
+      {"t_b_tp2", 0.057},      {"t_gpt", 0.04},         {"f_nemotron", 0.04},     {"t_b_tp2_fp8block", 0.025},
+      {"t_tp2", 0.27},         {"f_lora_all", 0.055},   {"f_lora_qkv", 0.03},     {"f_gemma2_tp2", 0.056},
       {"f_gemma3_tp2", 0.07},  {"f_gemma3_4b", 0.032},  {"f_phi3", 0.037},        {"t_dp2", 0.023}};
   double sum = 0;
   int runs = 0;

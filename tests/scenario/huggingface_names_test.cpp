@@ -292,8 +292,9 @@ TEST_CASE("nonsense in a config.json is read or refused by file and key, whateve
     ++(said.empty() ? read_on : refused);
     CHECK((said.empty() || said.find(':') != std::string::npos));
   }
-  CHECK(read_on > 100);
-  CHECK(refused > 100);
+  const auto some = static_cast<int>(test::draws(3000) / 30);
+  CHECK(read_on > some);
+  CHECK(refused > some);
 }
 
 }  // namespace huggingface_names_test
