@@ -28,7 +28,10 @@ class Importer {
  public:
   Importer(const scenario::Scenario& scenario, const profile::Device& gpu, const Options& options,
            const profile::Profiles* cool)
-      : scenario_(scenario), options_(options), stages_(model::build(scenario, gpu)) {
+      : scenario_(scenario),
+        options_(options),
+        stages_(model::build(scenario, gpu)),
+        topology_(model::topology(scenario)) {
     if (cool == nullptr) return;
     lone_ = cool;
     part_ = cool->first().device;
@@ -185,7 +188,7 @@ class Importer {
     }
     // Another operator's time stands for it, or several of them: it says nothing of that one.
     if (operation.expected->operation == eager_operation || kernel.share != 1) return;
-    const double factor = slowdown(timeline::load_of(kernel, model::topology(scenario_)),
+    const double factor = slowdown(timeline::load_of(kernel, topology_),
                                    trace.activities[operation.activities.front()].start, end, load, beside);
     auto& samples = samples_[kernel.key];
     if (samples.op.empty()) samples.op = kernel.name;
@@ -419,6 +422,7 @@ class Importer {
   const scenario::Scenario& scenario_;
   const Options& options_;
   const model::Stages stages_;
+  const profile::Topology topology_;
   std::optional<profile::ClockLaw> clocks_;
   const profile::Profiles* lone_ = nullptr;
   double span_us_ = 0;                                    ///< of a traced step, the longest over the ranks

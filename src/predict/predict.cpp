@@ -161,22 +161,27 @@ void note_pinned(Prediction& result, const scenario::Scenario& scenario) {
 
 }  // namespace
 
-Bytes Prediction::most_allocated() const {
+namespace {
+
+template <class Of>
+Bytes most(const Prediction& prediction, const Of& of) {
   Bytes most;
-  for (const auto& rank : ranks) most = std::max(most, rank.walk.peak_allocated);
+  for (const auto& rank : prediction.ranks) most = std::max(most, of(rank));
   return most;
+}
+
+}  // namespace
+
+Bytes Prediction::most_allocated() const {
+  return most(*this, [](const auto& rank) { return rank.walk.peak_allocated; });
 }
 
 Bytes Prediction::most_reserved() const {
-  Bytes most;
-  for (const auto& rank : ranks) most = std::max(most, rank.walk.peak_reserved);
-  return most;
+  return most(*this, [](const auto& rank) { return rank.walk.peak_reserved; });
 }
 
 Bytes Prediction::most_needed() const {
-  Bytes most;
-  for (const auto& rank : ranks) most = std::max(most, rank.walk.peak_reserved + rank.outside_allocator);
-  return most;
+  return most(*this, [](const auto& rank) { return rank.walk.peak_reserved + rank.outside_allocator; });
 }
 
 void set_limits(Prediction& result, const scenario::Scenario& scenario, const profile::Profiles& profiles) {

@@ -87,6 +87,9 @@ Ints skip_pattern(const std::vector<bool>& windowed);
 /// Of a family whose activation Megatron's provider fixes.
 void activation_is(const HfConfig& config, const Strings& names);
 
+/// Is it one of these names, which spaces part?
+bool among(const char* names, const std::string& name);
+
 /// Notes on keys whose value Megatron Bridge does not take for this family, where config.json says another than it has.
 Strings other_in_bridge(const HfConfig& config, const std::string& family, const Model& model);
 

@@ -149,14 +149,14 @@ constexpr struct {
                        {"sliding_window_pattern", "windows in all layers but every sixth", "gemma3_text"},
                        {"_sliding_window_pattern", "windows in all layers but every sixth", "gemma3_text"}};
 
+}  // namespace
+
 bool among(const char* names, const std::string& name) {
   std::istringstream words(names);
   for (std::string word; words >> word;)
     if (word == name) return true;
   return false;
 }
-
-}  // namespace
 
 Strings other_in_bridge(const HfConfig& config, const std::string& family, const Model& model) {
   Strings notes;

@@ -69,7 +69,7 @@ std::vector<Clockwork::Role> Clockwork::roles_of(const Graph& graph) const {
     role.load = static_cast<std::uint8_t>(graph.loads[node]) & 7U;
     if (label.kind != NodeKind::kernel) continue;
     role.computes = computes(label);
-    role.on_wire = pace_.clocks && wire_of(graph.loads[node]).has_value();
+    role.on_wire = pace_.clocks && is_on_wire(role.what());
     role.exchanges = pace_.slows_exchanges && label.lane == Lane::expert && label.purpose == model::Purpose::ep;
     role.on_compute = label.lane == Lane::compute;
     role.partitioned = label.partitioned;

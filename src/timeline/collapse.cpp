@@ -71,7 +71,7 @@ Collapser::Collapser(const scenario::Scenario& scenario, const profile::Profiles
   for (std::size_t kind = 0; kind < beside_.size(); ++kind) beside_[kind] = pace.beside[kind] - 1;
   if (!pace.clocks) {
     duties_ = {0};
-    clock_factor_ = {{1, 1, 1, 1, 1}};
+    clock_factor_.emplace_back().fill(1);
     return;
   }
   const profile::ClockLaw& law = *pace.clocks;
@@ -111,7 +111,7 @@ Collapser::Event Collapser::event(const model::Kernel& kernel, const Price& pric
   event.on_gpu = !kernel.key.family.empty();
   event.computes = computes(kernel);
   if (event.computes && event.on_gpu) event.kind = kind_of(price.load);
-  event.clock = event.kind ? event.kind : wire_of(price.load);
+  event.clock = is_on_wire(price.load) ? place_of(price.load) : event.kind;
   event.exchanges = slows_exchanges_ && kernel.stream == model::Stream::compute && kernel.purpose == model::Purpose::ep;
   event.host_ns = static_cast<double>(nanoseconds(price.host_us));
   event.cool_ns = static_cast<double>(whole_ns(price.time.ns / kernel.sm_share));

@@ -14,9 +14,6 @@
 
 namespace pipewright::timeline {
 
-inline constexpr std::array<profile::Load, Work::kinds> loads = {profile::Load::matrix, profile::Load::attention,
-                                                                 profile::Load::memory};
-
 class FloorPieces {
  public:
   FloorPieces(const scenario::Scenario& scenario, const model::Stages& stages, const schedule::Config& config,
@@ -72,14 +69,14 @@ class FloorPieces {
     if (part == 1 && (own || (node && kernel.stream == model::Stream::communication))) pass.chain += ns;
     if (kernel.stream == model::Stream::communication) pass.communication += ns;
     if (own && expert) pass.experts += ns;
-    if (own && !expert) pass.compute.add(work(kernel, ns));
+    if (own && !expert) pass.compute.add(work(kernel, price, ns));
   }
 
-  static Work work(const model::Kernel& kernel, double ns) {
+  static Work work(const model::Kernel& kernel, const Price& price, double ns) {
     Work work;
-    const auto kind = std::ranges::find(loads, profile::family(kernel.key.family).load);
-    if (kernel.stream == model::Stream::compute && kernel.purpose == model::Purpose::compute && kind != loads.end())
-      work.by_kind[static_cast<std::size_t>(kind - loads.begin())] = ns;
+    const bool computes = kernel.stream == model::Stream::compute && kernel.purpose == model::Purpose::compute;
+    if (const auto kind = kind_of(price.load); computes && kind)
+      work.by_kind[*kind] = ns;
     else
       work.fixed = ns;
     return work;
@@ -95,8 +92,8 @@ class FloorPieces {
         const model::Kernel& kernel = stages_.pieces[piece].kernels[step.index];
         const Price& price = prices_.pieces[piece][step.index];
         const bool on_gpu = !kernel.key.family.empty();
-        way.launch(kernel.stream, on_gpu ? work(kernel, duration(kernel, price)) : Work{}, us_to_ns(price.host_us),
-                   on_gpu);
+        way.launch(kernel.stream, on_gpu ? work(kernel, price, duration(kernel, price)) : Work{},
+                   us_to_ns(price.host_us), on_gpu);
       } else if (step.kind == Does::wait) {
         way.wait(static_cast<model::Stream>(step.index));
       } else if (step.kind == Does::synchronize) {

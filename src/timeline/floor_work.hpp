@@ -11,13 +11,14 @@
 
 #include "collapse.hpp"
 #include "lines.hpp"
+#include "pace.hpp"
 #include "pipewright/timeline.hpp"
 
 namespace pipewright::timeline {
 
 /// Kernels by kind (matrix, attention, memory) on a cool part, others that never slow.
 struct Work {
-  static constexpr std::size_t kinds = 3;
+  static constexpr std::size_t kinds = computing_kinds;
   std::array<double, kinds> by_kind{};
   double fixed = 0;
 

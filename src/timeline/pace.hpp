@@ -2,6 +2,7 @@
 // beside. The exact engine (clockwork.cpp) and the chunk-level one (collapse.cpp) apply the same.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <optional>
@@ -20,28 +21,23 @@ inline constexpr int most_rounds = 8;
 /// `share`: of the step.
 inline bool settled(double before, double step, double share) { return std::abs(step - before) < share * step; }
 
-/// Place of a kernel's kind in tables of factors; none for those that do not slow (network, fixed times).
-inline std::optional<std::size_t> kind_of(profile::Load load) {
-  switch (load) {
-    case profile::Load::matrix:
-      return 0;
-    case profile::Load::attention:
-      return 1;
-    case profile::Load::memory:
-      return 2;
-    default:
-      return std::nullopt;
-  }
-}
-
-/// What slows as the clock falls: kinds of kernels, then NCCL's over NVLink.
+/// What slows as the clock falls, in the order of tables of factors: kinds of kernels that compute, which slow beside
+/// others, too; then NCCL's over NVLink.
 inline constexpr std::array slowing_loads{profile::Load::matrix, profile::Load::attention, profile::Load::memory,
                                           profile::Load::ring, profile::Load::peers};
-/// Place of NCCL's in it.
-inline std::optional<std::size_t> wire_of(profile::Load load) {
-  if (load != profile::Load::ring && load != profile::Load::peers) return std::nullopt;
-  return load == profile::Load::ring ? 3 : 4;
+inline constexpr std::size_t computing_kinds = 3;  ///< of them
+/// Place in them; none for those that do not slow (the network, fixed times).
+inline std::optional<std::size_t> place_of(profile::Load load) {
+  const auto* const found = std::find(slowing_loads.begin(), slowing_loads.end(), load);
+  if (found == slowing_loads.end()) return std::nullopt;
+  return static_cast<std::size_t>(found - slowing_loads.begin());
 }
+/// The same of kernels that compute alone.
+inline std::optional<std::size_t> kind_of(profile::Load load) {
+  const auto place = place_of(load);
+  return place && *place < computing_kinds ? place : std::nullopt;
+}
+inline bool is_on_wire(profile::Load load) { return load == profile::Load::ring || load == profile::Load::peers; }
 
 struct Pace {
   Pace(const scenario::Scenario& scenario, const profile::Profiles& profiles);

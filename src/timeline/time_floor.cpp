@@ -472,14 +472,15 @@ class Floor : FloorPieces {
 
   Slower slower(double duty) const {
     Slower factors{1, 1, 1};
-    for (std::size_t kind = 0; law_ && kind < loads.size(); ++kind) factors[kind] = law_->slowdown(loads[kind], duty);
+    for (std::size_t kind = 0; law_ && kind < Work::kinds; ++kind)
+      factors[kind] = law_->slowdown(slowing_loads[kind], duty);
     return factors;
   }
 
   /// Precondition: there is a law.
   double load(const Work& work, const Slower& factors) const {
     double ns = 0;
-    for (std::size_t k = 0; k < Work::kinds; ++k) ns += work.by_kind[k] * factors[k] * law_->weight(loads[k]);
+    for (std::size_t k = 0; k < Work::kinds; ++k) ns += work.by_kind[k] * factors[k] * law_->weight(slowing_loads[k]);
     return ns;
   }
 
