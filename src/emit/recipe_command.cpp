@@ -42,7 +42,6 @@ constexpr std::array options = {
     Option{"-ol --activation-offload-layers",
            "model.cpu_offloading=true model.cpu_offloading_weights=false model.cpu_offloading_num_layers={}"},
     Option{"--recompute-modules", "model.recompute_granularity=selective model.recompute_modules=[{}]"},
-    Option{"--cuda-graph-impl", "model.cuda_graph_impl={}"},
     Option{"--nccl-ub", "ddp.nccl_ub={}"},
     Option{"--moe-a2a-overlap",
            "comm_overlap.overlap_moe_expert_parallel_comm=true comm_overlap.delay_wgrad_compute=true "
@@ -52,6 +51,35 @@ constexpr std::array options = {
         "ddp.use_megatron_fsdp=true ddp.data_parallel_sharding_strategy=optim_grads_params "
         "ddp.keep_fp8_transpose_cache=false ddp.average_in_collective=false model.gradient_accumulation_fusion=true"}};
 
+/// An option that has a few values; true and false are argparse's spellings of them.
+struct ValuedOption {
+  std::string_view name, value, overrides;
+};
+// Megatron Bridge: utils/overrides.py, training/flex_dispatcher_backend.py, training/utils/moe_token_drop.py.
+constexpr std::array valued_options = {
+    ValuedOption{"--cuda-graph-impl", "none", "model.cuda_graph_impl=none model.cuda_graph_modules=[]"},
+    ValuedOption{"--cuda-graph-impl", "local", "model.cuda_graph_impl=local model.use_te_rng_tracker=true"},
+    ValuedOption{"--cuda-graph-impl", "transformer_engine",
+                 "model.cuda_graph_impl=transformer_engine model.use_te_rng_tracker=true"},
+    ValuedOption{"--moe-flex-dispatcher-backend", "None", "model.moe_token_dispatcher_type=alltoall"},
+    ValuedOption{"--moe-flex-dispatcher-backend", "deepep",
+                 "model.moe_token_dispatcher_type=flex model.moe_flex_dispatcher_backend=deepep "
+                 "model.moe_shared_expert_overlap=false"},
+    ValuedOption{"--moe-flex-dispatcher-backend", "hybridep",
+                 "model.moe_token_dispatcher_type=flex model.moe_flex_dispatcher_backend=hybridep "
+                 "model.moe_shared_expert_overlap=false"},
+    ValuedOption{"--use-tokendrop", "true",
+                 "model.moe_expert_capacity_factor=1.0 model.moe_pad_expert_input_to_capacity=true "
+                 "model.moe_router_force_load_balancing=false"},
+    ValuedOption{"--use-tokendrop", "false",
+                 "model.moe_expert_capacity_factor=null model.moe_pad_expert_input_to_capacity=false "
+                 "model.moe_router_force_load_balancing=true"}};
+/// Options whose overrides depend on the recipe's own settings.
+constexpr std::string_view scope_option = "--cuda-graph-scope", dense_layers_option = "--first-k-dense-replace",
+                           layers_option = "--num-layers";
+constexpr scenario::Int most_layers = 100'000;  // of a list in Python's syntax
+constexpr std::array graph_scopes = {"full_iteration", "attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba"};
+
 // Of the rest: what takes a value and what takes none, without effect on a step; GPUs are the launcher's business.
 constexpr std::string_view silent_values =
     "--data --dataset --lr --min-lr --warmup-iters --pretrained-checkpoint --save-dir --load-dir --save-interval "
@@ -60,15 +88,21 @@ constexpr std::string_view silent_values =
     "--additional-slurm-params -lmc --peak-mem-clk -lgc --lock-gpu-freq -vb --enable-vboost --step-func "
     "--dataset-root --dataset-name --tokenizer-model --hf-token -hf -wdk -wdp -wde -wdj -wds --log-dir -l "
     "--save-config-filepath --max-retries --nemo-home -nh --distributed-timeout-minutes --preempt-time --detach "
-    "--pytorch-profiler -pyp --record-memory-history -mh --golden-values-path --enable-pct-binding";
+    "--pytorch-profiler -pyp --record-memory-history -mh --golden-values-path --enable-pct-binding --c4-root "
+    "--c4-train-shards --index-mapping-dir --timing-threshold --skip-first-percent-time --correlation-threshold "
+    "--high-loss-tolerance --medium-loss-tolerance --low-loss-tolerance --final-loss-tolerance --max-outlier-ratio "
+    "--outlier-threshold --skip-first-percent-loss --memory-threshold --eval-time-start-step --eval-time-end-step";
 constexpr std::string_view silent_switches =
     "--dry-run --dryrun -d --dump-env --wait --submission-dry-run --no-gpu-resource-request --offline --enable-nsys "
     "-en --export-nsys-sqlite --profiling-gpu-metrics --is-long-convergence-run --use-recipes "
-    "--retry-on-testing-failure";
+    "--retry-on-testing-failure --head-only";
 constexpr std::array silent_beginnings = {"--kubeflow-", "--wandb-", "--profiling-", "--nsys-"};
 /// Which recipe.
 constexpr std::string_view of_recipe =
-    "--recipe --model --mode -m --model-family-name -mr --model-recipe-name -g --gpu -c --compute-dtype --task";
+    "--recipe --model --mode -m --model-family-name -mr --model-recipe-name -g --gpu -c --compute-dtype --task -cv "
+    "--config-variant --optimizer-type";
+/// By these scripts/performance is known, whose options win over overrides.
+constexpr std::string_view of_harness = "-m --model-family-name -mr --model-recipe-name";
 constexpr std::string_view gpus = "-ng --num-gpus", gpus_of_node = "-gn --gpus-per-node", nodes = "--nodes";
 
 bool among(std::string_view names, std::string_view name) {
@@ -83,6 +117,8 @@ scenario::Strings known_options() {
       if (word.starts_with("--")) all.push_back(word);
   };
   for (const auto& option : options) add(option.names);
+  for (const auto& choice : valued_options) add(choice.name);
+  for (const auto name : {scope_option, dense_layers_option}) add(name);
   for (const auto names : {silent_values, silent_switches, of_recipe, gpus, gpus_of_node, nodes}) add(names);
   return all;
 }
@@ -93,7 +129,24 @@ class Reader {
   explicit Reader(const Launch& launch) : launch_(launch) {
     for (at_ = 0; at_ < launch.words.size(); ++at_) word(launch.words[at_].text);
   }
-  const std::vector<Override>& overrides() const { return overrides_; }
+  /// Those that win last. `recipe`: its settings without this command's, where they are known.
+  std::vector<Override> overrides(const scenario::Scenario* recipe) const {
+    auto all = harness_ ? stated_ : options_;
+    const auto& rest = harness_ ? options_ : stated_;
+    all.insert(all.end(), rest.begin(), rest.end());
+    constexpr std::string_view tensor = "model.tensor_model_parallel_size=";
+    for (const auto& [text, where] : options_)  // set_user_overrides
+      if (harness_ && text.starts_with(tensor))
+        all.emplace_back(text.ends_with("=1") ? "model.sequence_parallel=false" : "model.sequence_parallel=true",
+                         where);
+    if (recipe != nullptr) {
+      if (scope_) add_graph_scope(*recipe, all);
+      if (dense_ || (harness_ && layers_)) add_pattern_of_experts(*recipe, all);
+    }
+    return all;
+  }
+  /// Do they depend on the recipe's settings?
+  bool asks_recipe() const { return scope_ || dense_ || (harness_ && layers_); }
   const std::string& recipe() const { return recipe_; }
   const Launch& launch() const { return launch_; }
   const std::map<std::string, std::string>& variables() const { return variables_; }
@@ -105,7 +158,7 @@ class Reader {
     if (!text.starts_with('-')) {
       if (text.find('=') == std::string::npos)
         throw UsageError(here(), text, "expected an option, or an override SECTION.FIELD=VALUE");
-      overrides_.emplace_back(text, here());
+      stated_.emplace_back(text, here());
       return;
     }
     const auto equals = text.find('=');
@@ -113,7 +166,7 @@ class Reader {
     if (name.starts_with("--")) std::replace(name.begin() + 2, name.end(), '_', '-');
     if (among(silent_switches, name)) return;
     if (name == "--deterministic") {
-      overrides_.emplace_back("model.deterministic_mode=true", here());
+      options_.emplace_back("model.deterministic_mode=true", here());
       return;
     }
     const auto where = here();
@@ -122,6 +175,7 @@ class Reader {
       if (at_ + 1 >= launch_.words.size()) throw UsageError(where, name, "a value is missing");
       return launch_.words[++at_].text;
     };
+    if (among(of_harness, name)) harness_ = true;
     if (among(of_recipe, name)) {
       recipe_ += (recipe_.empty() ? "" : " ") + name + ' ' + value();
     } else if (among(gpus, name)) {
@@ -143,6 +197,17 @@ class Reader {
 
   template <typename Value>
   void option(const std::string& name, const Value& value, const Position& where) {
+    if (name == scope_option) {
+      scope_ = {value(), where};
+      scopes_of(*scope_);
+      return;
+    }
+    if (name == dense_layers_option) {
+      dense_ = {value(), where};
+      return;
+    }
+    if (std::ranges::find(valued_options, name, &ValuedOption::name) != valued_options.end())
+      return choice(name, value(), where);
     const auto found = std::ranges::find_if(options, [&](const Option& one) { return among(one.names, name); });
     if (found == options.end())
       throw UsageError(where, name,
@@ -151,17 +216,93 @@ class Reader {
                        {}, nearest_name(name, known_options()));
     std::string said = value();
     if (said == "None") said = "null";
+    if (name == layers_option) layers_ = {said, where};
     if (found->overrides.find("{}") == std::string_view::npos) {
-      constexpr std::array on = {"true", "True", "1", "yes"}, off = {"false", "False", "0", "no"};
-      if (std::ranges::find(off, said) != off.end()) return;
-      if (std::ranges::find(on, said) == on.end())
-        throw UsageError(where, name, "expected true or false, found " + said.substr(0, 60));
+      const auto on = truth(said);
+      if (!on) throw UsageError(where, name, "expected true or false, found " + said.substr(0, 60));
+      if (!*on) return;
     }
-    std::istringstream each{std::string(found->overrides)};
+    add(found->overrides, said, where);
+  }
+
+  void choice(const std::string& name, std::string said, const Position& where) {
+    if (const auto on = truth(said)) said = *on ? "true" : "false";
+    scenario::Strings allowed;
+    for (const auto& one : valued_options) {
+      if (one.name != name) continue;
+      if (one.value == said) return add(one.overrides, said, where);
+      allowed.emplace_back(one.value);
+    }
+    throw UsageError(where, name, "unknown value \"" + said.substr(0, 60) + '"', allowed, nearest_name(said, allowed));
+  }
+
+  void add(std::string_view overrides, const std::string& said, const Position& where) {
+    std::istringstream each{std::string(overrides)};
     for (std::string one; each >> one;) {
       if (const auto hole = one.find("{}"); hole != std::string::npos) one.replace(hole, 2, said);
-      overrides_.emplace_back(one, where);
+      options_.emplace_back(one, where);
     }
+  }
+
+  static std::optional<bool> truth(const std::string& said) {
+    constexpr std::array on = {"true", "True", "1", "yes"}, off = {"false", "False", "0", "no"};
+    if (std::ranges::find(on, said) != on.end()) return true;
+    if (std::ranges::find(off, said) != off.end()) return false;
+    return {};
+  }
+
+  static scenario::Strings scopes_of(const Override& said) {
+    std::istringstream each{said.first};
+    scenario::Strings all;
+    for (std::string one; std::getline(each, one, ',');) all.push_back(one);
+    for (const auto& one : all)
+      if (std::ranges::find(graph_scopes, one) == graph_scopes.end())
+        throw UsageError(said.second, std::string(scope_option), "unknown value \"" + one.substr(0, 60) + '"',
+                         {graph_scopes.begin(), graph_scopes.end()});
+    if (all.size() > 1 && std::ranges::find(all, "full_iteration") != all.end())
+      throw UsageError(said.second, std::string(scope_option), "full_iteration cannot be combined with other scopes");
+    return all;
+  }
+
+  /// _set_cuda_graph_overrides: without graphs a scope says nothing.
+  void add_graph_scope(const scenario::Scenario& recipe, std::vector<Override>& all) const {
+    constexpr std::string_view field = "model.cuda_graph_impl=";
+    std::string impl = recipe.settings.cuda_graph_impl;
+    for (const auto& [text, where] : all)
+      if (text.starts_with(field)) impl = text.substr(field.size());
+    if (impl == "none") return;
+    const auto said = scopes_of(*scope_);
+    if (said == scenario::Strings{"full_iteration"}) {
+      if (impl == "transformer_engine")
+        throw UsageError(scope_->second, std::string(scope_option),
+                         "full_iteration cannot use cuda_graph_impl transformer_engine: --cuda_graph_impl local");
+      all.emplace_back("model.cuda_graph_impl=full_iteration", scope_->second);
+      all.emplace_back("model.cuda_graph_modules=[]", scope_->second);
+    } else {
+      all.emplace_back(fmt::format("model.cuda_graph_modules=[{}]", fmt::join(said, ",")), scope_->second);
+    }
+  }
+
+  /// set_user_overrides: layers in front without experts, as many as are said or as the recipe has in all.
+  void add_pattern_of_experts(const scenario::Scenario& recipe, std::vector<Override>& all) const {
+    const auto& pattern = recipe.model.moe_layer_freq;
+    const auto& where = dense_ ? dense_->second : layers_->second;
+    if (!recipe.model.num_moe_experts) {
+      if (dense_) throw UsageError(where, std::string(dense_layers_option), "the recipe's model has no experts");
+      return;
+    }
+    if (!dense_ && pattern.size() == 1) return;
+    const auto of = [](const Override& said, std::string_view name) {
+      return said.first == "0" ? 0 : number(std::string(name), said.first, said.second);
+    };
+    const auto count = layers_ ? of(*layers_, layers_option) : recipe.model.num_layers;
+    const auto dense = dense_ ? of(*dense_, dense_layers_option) : std::ranges::count(pattern, 0);
+    if (dense > count || count > most_layers)
+      throw UsageError(where, std::string(dense_ ? dense_layers_option : layers_option),
+                       fmt::format("{} layers without experts of {} layers", dense, count));
+    scenario::Strings each(static_cast<std::size_t>(count), "1");
+    std::fill_n(each.begin(), dense, "0");
+    all.emplace_back(fmt::format("model.moe_layer_freq=[{}]", fmt::join(each, ",")), where);
   }
 
   static scenario::Int number(const std::string& name, const std::string& text, const Position& where) {
@@ -174,7 +315,9 @@ class Reader {
 
   Launch launch_;
   std::size_t at_ = 0;
-  std::vector<Override> overrides_;
+  std::vector<Override> stated_, options_;  ///< SECTION.FIELD=VALUE of the command, and what its options stand for
+  std::optional<Override> scope_, dense_, layers_;
+  bool harness_ = false;
   std::string recipe_;
   std::map<std::string, std::string> variables_;
 };
@@ -196,18 +339,22 @@ Import from_recipe_command(const Launch& given, const Machine& machine) {
   if (launch.gpus_of_node && !machine.node_is_said) known.gpus_per_node = *launch.gpus_of_node;
   if (known.num_gpus > 0) known.gpus_per_node = std::min(known.gpus_per_node, known.num_gpus);
   if (machine.recipe.empty()) {
-    judge_overrides(given.file, known, command.overrides());  // what is wrong with them is said first
+    judge_overrides(given.file, known, command.overrides(nullptr));  // what is wrong with them is said first
     throw UsageError(
         {given.file, given.words.empty() ? 0 : given.words.front().line},
         command.recipe().empty() ? "run_recipe.py" : command.recipe(),
         fmt::format("a recipe of Megatron Bridge trains, which is Python and not read: --bridge FILE gives "
                     "its settings (the run_config.yaml beside a checkpoint, or what its --dry-run prints); "
                     "this command's own ({}) are put over them",
-                    command.overrides().size()));
+                    command.overrides(nullptr).size()));
   }
-  auto import = read_overrides(read_file(machine.recipe), machine.recipe, known, command.overrides());
+  const std::string text = read_file(machine.recipe);
+  std::optional<scenario::Scenario> own;
+  if (command.asks_recipe()) own = read_overrides(text, machine.recipe, known, {}).scenario;
+  const auto overrides = command.overrides(own ? &*own : nullptr);
+  auto import = read_overrides(text, machine.recipe, known, overrides);
   scenario::Strings said;
-  for (const auto& [text, where] : command.overrides()) said.push_back(text);
+  for (const auto& [override, where] : overrides) said.push_back(override);
   import.notes.insert(import.notes.begin(), launch.notes.begin(), launch.notes.end());
   import.notes.push_back(
       fmt::format("{}: settings of {}{}{}; what Megatron Bridge derives from them beyond these fields "
