@@ -116,6 +116,7 @@ Built language_model_of(std::string_view name) {
 const char* special_provider(const scenario::Scenario& scenario) {
   const auto& m = scenario.model;
   if (!m.pre_layernorm) return nullptr;  // a layer specification of yours
+  if (m.scale_queries_by_position) return "GPTModelProvider of ministral_layer_spec";
   if (scenario::norms_in_eager_operations(scenario)) return "GPTModelProvider of minimax_m2_layer_spec";
   if (m.qk_layernorm_whole) return "OlMoEModelProvider";
   if (m.post_layernorm && !m.apply_embedding_scaling) return nullptr;  // likewise
@@ -164,6 +165,7 @@ std::optional<Built> built_by_spec(std::string_view name) {
   if (std::ranges::find(plain, name) != plain.end()) return Built{};
   if (name == "gemma2_layer_spec" || name == "gemma3_layer_spec") return Built{{"post_layernorm", "true"}};
   if (name == "olmoe_layer_spec" || name == "minimax_m2_layer_spec") return Built{{"qk_layernorm_whole", "true"}};
+  if (name == "ministral_layer_spec") return Built{{"scale_queries_by_position", "true"}};
   return std::nullopt;
 }
 

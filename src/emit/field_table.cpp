@@ -150,9 +150,16 @@ bool is_gone(std::string_view flag) {
 }
 
 bool is_ours(std::string_view field) {
-  constexpr std::array names = {"moe_load_imbalance",      "pre_layernorm",        "post_layernorm",
-                                "apply_embedding_scaling", "attention_chunk_size", "qk_layernorm_whole",
-                                "sequence_lengths",        "packing_algorithm",    "pack_order",
+  constexpr std::array names = {"moe_load_imbalance",
+                                "pre_layernorm",
+                                "post_layernorm",
+                                "apply_embedding_scaling",
+                                "attention_chunk_size",
+                                "qk_layernorm_whole",
+                                "scale_queries_by_position",
+                                "sequence_lengths",
+                                "packing_algorithm",
+                                "pack_order",
                                 "pad_cu_seqlens"};
   return std::ranges::find(names, field) != names.end() || field.starts_with("te_op_offload") ||
          field.starts_with("lora_");

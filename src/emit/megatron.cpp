@@ -167,6 +167,8 @@ std::string missing_comment(const Scenario& s, const std::string& field, const s
     return field + ": " + value + " has no flag: a layer specification without fused norms builds it";
   if (field == "post_layernorm" || field == "apply_embedding_scaling")
     return field + ": " + value + " has no flag: Megatron Bridge's Gemma providers build it";
+  if (field == "scale_queries_by_position")
+    return field + ": " + value + " has no flag: Megatron Bridge's ministral_layer_spec builds it";
   if (is_ours(field))
     return field + ": " + value + " is not a setting of Megatron" +
            (field.starts_with("te_op_offload")

@@ -70,6 +70,8 @@ class GroupedQueryAttention : public Attention {
   Int norm_rows() const { return d_.tokens * (d_.qk_norm_whole ? 2 : d_.heads + d_.groups); }
   void gate_output(bool grad);
   std::uint32_t gate_backward(std::uint32_t gradient);
+  void scale_queries(bool grad);
+  std::uint32_t scale_queries_backward(std::uint32_t gradient);
   Gradients l2_norms_backward(Gradients gradients);
   /// v stays a view of the fused projection's output, which therefore stays: as a checkpoint's input, or in batched
   /// products that need no copy of it. An L2 norm keeps k, which is such a view, too.
@@ -102,7 +104,8 @@ class GroupedQueryAttention : public Attention {
   Adapted proj_adapted_;
   std::uint32_t mixed_ = no_tensor, q_ = no_tensor, k_ = no_tensor, v_ = no_tensor, o_ = no_tensor, q_raw_ = no_tensor,
                 k_raw_ = no_tensor, reloaded_o_ = no_tensor, q_normed_ = no_tensor, k_normed_ = no_tensor,
-                qk_statistics_ = no_tensor, gate_ = no_tensor, gated_ = no_tensor, dgate_ = no_tensor;
+                qk_statistics_ = no_tensor, gate_ = no_tensor, gated_ = no_tensor, dgate_ = no_tensor,
+                query_factor_ = no_tensor;
 };
 
 /// What a core attention checkpoint replays: v made contiguous for TE, output, softmax statistics.
@@ -164,6 +167,30 @@ void GroupedQueryAttention::queries_and_keys(bool grad) {
     q_ = std::exchange(normalises() ? q_normed_ : q_raw_, no_tensor);
     k_ = std::exchange(normalises() ? k_normed_ : k_raw_, no_tensor);
   }
+}
+
+/// Megatron Bridge's ministral3_provider.py, MinistralTEDotProductAttention: in place, by a factor of each position,
+/// which autograd keeps.
+void GroupedQueryAttention::scale_queries(bool grad) {
+  if (!d_.scales_queries) return;
+  constexpr int small = 8;  // arange / length, floor, + 1, log, x beta, + 1, in 16 bits
+  for (int i = 0; i < small; ++i) {
+    w_.launch("attention.query factor", {"small", {}});
+    w_.eager();
+  }
+  query_factor_ = w_.allocate("attention.query_factor", 2 * d_.tokens);
+  w_.launch("attention.query scale forward", {"copy.d2d", {2 * d_.tokens * d_.q}});
+  w_.eager();
+  if (!grad) w_.release(query_factor_);
+}
+
+std::uint32_t GroupedQueryAttention::scale_queries_backward(std::uint32_t gradient) {
+  if (!d_.scales_queries) return gradient;
+  const auto of_unscaled = w_.allocate("attention.q_gradient", 2 * d_.tokens * d_.q);
+  w_.launch("attention.query scale backward", {"copy.d2d", {2 * d_.tokens * d_.q}});
+  w_.free(gradient);
+  w_.release(query_factor_);
+  return of_unscaled;
 }
 
 /// attention.py, _apply_output_gate under torch.compile: keeps the attention's output and the gate.
@@ -255,6 +282,7 @@ std::uint32_t GroupedQueryAttention::attend_and_project(bool needed) {
   const bool keeps = grad && !d_.recomputes(Recompute::core_attn),
              keeps_original = proj_.precision.recipe != Recipe::delayed;
   offload_.begin(Offload::core_attn, keeps);
+  scale_queries(grad);
   run_core(keeps);
   if (keeps) {
     offload_.saves(Offload::core_attn, {q_, core_.joins_keys() ? no_tensor : k_, v_});
@@ -337,6 +365,7 @@ std::uint32_t GroupedQueryAttention::backward(std::uint32_t dropped) {
   if (!d_.qk_l2_norm) w_.release(mixed_);
   release_output();
   offload_.done(Offload::core_attn);
+  dq = scale_queries_backward(dq);
   if (rotates_ && !d_.fused_qkv_rope) {
     dk = k_rope_.backward(d_.groups, d_.head_dim, dk);
     dq = q_rope_.backward(d_.heads, d_.head_dim, dq);

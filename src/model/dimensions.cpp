@@ -430,6 +430,7 @@ Dimensions::Dimensions(const Scenario& sc, const profile::Device& device) : gpu(
                            .has(scenario::core_version(sc.software));  // mla_qk_norm_config.py
   output_gate = m.attention_output_gate;
   post_norms = m.post_layernorm;
+  scales_queries = m.scale_queries_by_position;
   scales_embeddings = m.apply_embedding_scaling;
   caps_scores = m.attn_logit_softcapping.value_or(0) > 0;
   caps_logits = m.final_logit_softcapping.value_or(0) > 0;

@@ -228,6 +228,7 @@ struct Dimensions {
   bool qk_l2_norm = false;         ///< queries and keys are normalised without weights, after the rotation
   bool pre_norms = true;           ///< norms before attention and MLP (pre_layernorm)
   bool post_norms = false;         ///< norms on the outputs of attention and MLP (post_layernorm)
+  bool scales_queries = false;     ///< scale_queries_by_position
   bool scales_embeddings = false;  ///< apply_embedding_scaling
   bool caps_scores = false;        ///< attn_logit_softcapping: FlexAttention instead of TE's attention
   bool caps_logits = false;        ///< final_logit_softcapping

@@ -1,5 +1,6 @@
 // Traps: legal, in force, and not what the name suggests; and what Megatron Bridge does differently.
 #include "pipewright/scenario/derived.hpp"
+#include "pipewright/scenario/norms.hpp"
 #include "rules.hpp"
 
 namespace pipewright::plan {
@@ -256,6 +257,19 @@ std::vector<Rule> bridge_rules() {
        [](const Scenario& s) { return s.settings.sft && s.model.attn_logit_softcapping.value_or(0) > 0; },
        "Packed sequence is not supported by DotProductAttention. Use TEDotProductAttention instead.",
        "do not pack (pad_to_max_length): Gemma 2's attention with soft caps takes no packed sequences"},
+      {"bridge.whole-norms-split",
+       trap,
+       Speaker::bridge,
+       {"qk_layernorm_whole", "tensor_model_parallel_size"},
+       everywhere,
+       [](const Scenario& s) {
+         return s.model.pre_layernorm && scenario::norms_in_eager_operations(s) &&
+                scenario::num_query_groups(s) == s.model.num_attention_heads;
+       },
+       "Megatron Bridge's OLMoE attention builds norms of all heads on every tensor-parallel rank and hands them the "
+       "rank's own heads: its first forward pass fails",
+       "build the model with minimax_m2_layer_spec, whose norms are split (that is predicted), or without tensor "
+       "parallelism"},
       {"bridge.tp-overlap-disabled",
        no_effect,
        Speaker::bridge,

@@ -291,6 +291,11 @@ std::vector<LeftOut> left_out(const scenario::Scenario& scenario) {
     result.push_back({"what eager norms of queries and keys take beside their kernels",
                       "norms over all heads of a token (MiniMax-M2) follow Megatron Bridge's code, operation by "
                       "operation; no run with them was recorded"});
+  if (scenario.model.scale_queries_by_position)
+    result.push_back(
+        {"what scaled queries take beside their kernels",
+         "queries times a factor of their position (Ministral 3) follow Megatron Bridge's code; no run with "
+         "them was recorded"});
   if (!scenario.model.pre_layernorm)
     result.push_back({"what linear layers without a norm before them take beside their kernels",
                       "layers without norms before attention and MLP (EXAONE 4) follow Megatron Bridge's code; no run "

@@ -6,7 +6,6 @@
 #include "effects_families.hpp"
 #include "pipewright/scenario/context.hpp"
 #include "pipewright/scenario/derived.hpp"
-#include "pipewright/scenario/norms.hpp"
 #include "pipewright/scenario/packing.hpp"
 #include "pipewright/scenario/quant_recipe.hpp"
 #include "refused_when.hpp"
@@ -93,14 +92,15 @@ const std::vector<RefusedField>& refused_rows() {
        }},
       {"qk_l2_norm", "L2 norms in latent or unfused attention",
        [](const Scenario& s) { return s.model.qk_l2_norm && !grouped_fused_attention(s); }},
-      {"qk_layernorm_whole",
-       "norms over all heads in latent attention, and with tensor parallelism of as many key heads as query heads, "
-       "where Megatron Bridge's OLMoE attention has none",
+      // In place: what a checkpoint or a copy to the host has kept would be scaled twice.
+      {"scale_queries_by_position",
+       "scaled queries of latent or unfused attention, with recomputed core attention or activation offload",
        [](const Scenario& s) {
-         return s.model.qk_layernorm_whole &&
-                (s.model.multi_latent_attention ||
-                 (!norms_in_eager_operations(s) && s.settings.tensor_model_parallel_size > 1));
+         return s.model.scale_queries_by_position &&
+                (!grouped_fused_attention(s) || recomputes(s, Recompute::core_attn) || moves_activations(s));
        }},
+      {"qk_layernorm_whole", "norms over all heads in latent attention",
+       [](const Scenario& s) { return s.model.qk_layernorm_whole && s.model.multi_latent_attention; }},
       {"pre_layernorm",
        "layers without norms before attention and MLP of latent attention, experts and hybrids, in FP8 or FP4, with "
        "adapters, activation offload, CUDA graphs, userbuffers, delayed weight gradients, multi-token prediction or "

@@ -45,6 +45,7 @@ std::vector<Field> model_fields() {
       MODEL(glu_linear_offset, "added to the linear half of a gated activation").between(-1e6, 1e6),
       MODEL(qk_layernorm, "queries and keys are normalised"),
       MODEL(qk_layernorm_whole, "qk_layernorm over all heads of a token together (Bridge's OLMoE provider)"),
+      MODEL(scale_queries_by_position, "queries times a factor of their position (Bridge's Ministral 3 provider)"),
       MODEL(qk_l2_norm, "queries and keys are normalised without weights"),
       MODEL(attention_output_gate, "the attention output is gated"),
       MODEL(window_size, "sliding window [left, right]; -1: unlimited").between(-1, most_width),

@@ -57,6 +57,7 @@ const Strings families = {"llama",
                           "helium",
                           "jais2",
                           "ministral",
+                          "ministral3",
                           "solar_open",
                           "youtu",
                           "minimax_m2",
@@ -168,6 +169,7 @@ const char* defaults_of(const std::string& family) {
   if (family == "helium")
     return R"({"num_key_value_heads": 20, "head_dim": 128, "rms_norm_eps": 1e-8, "rope_theta": 100000.0})";
   if (family == "jais2") return R"({"hidden_act": "relu2", "attention_bias": true, "mlp_bias": true})";
+  if (family == "ministral3") return R"({"num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5})";
   if (family == "ministral") return R"({"num_key_value_heads": 8, "sliding_window": 4096})";
   if (family == "solar_open")
     return R"({"num_key_value_heads": 8, "head_dim": 128, "n_shared_experts": 1, "n_group": 1, "topk_group": 1,
@@ -252,7 +254,9 @@ std::string apply_hf_config(const std::string& given, Scenario& scenario, String
     Json inner = json.at("text_config");
     for (const char* shared : {"torch_dtype", "dtype"})  // the whole model's
       if (json.contains(shared) && !inner.contains(shared)) inner[shared] = json.at(shared);
-    if (const char* tied = "tie_word_embeddings"; json.contains(tied)) {  // which builds the output layer
+    // Who builds the output layer: the whole model, but of Ministral 3 (ministral3_bridge.py) its text model.
+    const bool of_text = inner.value("model_type", Json()) == "ministral3" && inner.contains("tie_word_embeddings");
+    if (const char* tied = "tie_word_embeddings"; json.contains(tied) && !of_text) {
       if (inner.contains(tied) && inner.at(tied) != json.at(tied))
         all.push_back(fmt::format("{}: {} of text_config is not taken: {} of the whole model counts", tied,
                                   inner.at(tied).dump().substr(0, 60), json.at(tied).dump().substr(0, 60)));

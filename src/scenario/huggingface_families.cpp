@@ -106,8 +106,8 @@ void sliding_window(const HfConfig& config, Model& m, const std::string& family)
   const bool switched = qwen || family == "mimo", late = (switched && family != "qwen3_moe") || family == "dots1";
   if (switched) config.knows({"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"});
   const bool always = family == "mistral" || family == "mixtral" || family == "gpt_oss" || family == "phi3" ||
-                      family == "starcoder2" || family == "ministral" || family == "cwm" || family == "dots1" ||
-                      family == "olmo3" || family.starts_with("gemma");
+                      family == "starcoder2" || family.starts_with("ministral") || family == "cwm" ||
+                      family == "dots1" || family == "olmo3" || family.starts_with("gemma");
   if (!always && !(switched && config.boolean("use_sliding_window", false))) return;
   if (always) config.knows({"layer_types"});
   const OptInt width = config.optional_integer("sliding_window");
@@ -245,10 +245,11 @@ void output_norms(Model& m, const std::string& family, Strings& notes) {
   m.pre_layernorm = !olmo;
   m.post_layernorm = true;
   m.qk_layernorm = m.qk_layernorm_whole = olmo;
-  notes.push_back(
-      fmt::format("norms on the outputs of attention and MLP{}: no flag of Megatron and no provider of Megatron Bridge "
-                  "says them for this family; predicted is a layer specification of Transformer Engine's modules ({})",
-                  olmo ? " alone" : "", olmo ? "pre_layernorm: false" : "post_layernorm: true"));
+  notes.push_back(fmt::format(
+      "norms on the outputs of attention and MLP{}: no flag of Megatron and no provider of Megatron Bridge "
+      "says them for this family; predicted is a layer specification of Transformer Engine's modules ({}{})",
+      olmo ? " alone" : "", olmo ? "pre_layernorm: false" : "post_layernorm: true",
+      olmo ? "; with tensor parallelism norms of queries and keys as minimax_m2_layer_spec has them" : ""));
 }
 
 }  // namespace
@@ -278,6 +279,10 @@ Model model_of(const HfConfig& config, const std::string& family, Scenario& scen
   if (family == "nemotron") nemotron(config, m);
   if (family == "jais2") jais2(config, m);
   if (family == "olmo2" || family == "olmo3" || family == "glm4") output_norms(m, family, notes);
+  if (family == "ministral3") {  // ministral3_provider.py
+    m.scale_queries_by_position = true;
+    m.position_embedding_type = "yarn";
+  }
   if (family.starts_with("ernie")) ernie(config, m);
   if (family == "seed_oss") seed_oss(config, scenario, notes);
   if (family == "smollm3") layers_without_rotation(config, m);

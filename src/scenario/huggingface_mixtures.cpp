@@ -319,12 +319,15 @@ void ernie_moe(const HfConfig& config, Model& m) {
 }
 
 // Megatron Bridge's models/olmoe: norms over the whole width of queries and of keys.
-void olmoe(const HfConfig& config, Model& m) {
+void olmoe(const HfConfig& config, Model& m, Strings& notes) {
   m.num_moe_experts = config.integer("num_experts");
   m.moe_router_topk = config.integer("num_experts_per_tok");
   m.moe_ffn_hidden_size = m.ffn_hidden_size;
   m.moe_router_pre_softmax = !config.boolean("norm_topk_prob", false);
   m.qk_layernorm = m.qk_layernorm_whole = true;
+  notes.emplace_back(
+      "norms of whole queries and keys: with tensor parallelism predicted as Megatron Bridge's minimax_m2_layer_spec "
+      "has them; its OLMoE provider's fail there");
 }
 
 // Megatron Bridge's models/minimax_m2: norms over the whole width of queries and of keys, experts in every layer, no
@@ -492,7 +495,7 @@ void mixture_of(const HfConfig& config, const std::string& family, Scenario& sce
   if (family == "qwen2_moe" || family == "qwen3_moe" || family == "qwen3_next" || family == "qwen3_5_moe_text")
     qwen_moe(config, m, family);
   if (family == "qwen3_next" || family.starts_with("qwen3_5")) delta_nets(config, m, family);
-  if (family == "olmoe") olmoe(config, m);
+  if (family == "olmoe") olmoe(config, m, notes);
   if (family == "minimax_m2") minimax_m2(config, m, notes);
   if (family == "glm4_moe" || family == "dots1") glm4_moe(config, m, family);
   if (family == "solar_open") {  // transformers' modular_solar_open.py: experts in every layer

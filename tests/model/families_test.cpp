@@ -112,6 +112,60 @@ TEST_CASE("eager norms over all heads keep their inputs in fp32 and what they we
   CHECK(sums(eager) == sums(llama()) + 2);
 }
 
+// olmoe_provider.py has Transformer Engine's norms of all heads on every rank, which only one rank can feed.
+TEST_CASE("norms over all heads of as many keys as queries are eager, of a rank's part, where heads are split") {
+  const std::vector<const char*> norms = {"qk_layernorm=true", "qk_layernorm_whole=true"};
+  for (const bool before : {true, false})
+    for (const std::int64_t ranks : {1, 2, 4, 8})
+      for (const bool sequence : {false, true}) {
+        CAPTURE(before);
+        CAPTURE(ranks);
+        CAPTURE(sequence);
+        auto plain = with(llama(), {"num_query_groups=32"});
+        if (!before) plain = with(plain, {"pre_layernorm=false", "post_layernorm=true"});
+        for (const char* size : {"num_gpus=", "gpus_per_node=", "tensor_model_parallel_size="})
+          scenario::set(plain, size + std::to_string(ranks));
+        scenario::set(plain, std::string("sequence_parallel=") + (sequence && ranks > 1 ? "true" : "false"));
+        auto normed = plain;
+        for (const char* setting : norms) scenario::set(normed, setting);
+        const auto stages = pipewright::test::build(normed), without = pipewright::test::build(plain);
+        for (const auto& piece : stages.pieces) check_balance(piece);
+        const auto part = queries / ranks;
+        CHECK(parameters(stages) - parameters(without) == plain.model.num_layers * 2 * part);
+        const auto sums = kernels(layer(stages, 1), "all_reduce") - kernels(layer(without, 1), "all_reduce");
+        CHECK(sums == (ranks > 1 ? 2 : 0));
+        if (ranks > 1) CHECK(kept(normed) - kept(plain) == (4 + 2) * tokens * 2 * part + 2 * 4 * tokens);
+      }
+}
+
+// Megatron Bridge's ministral3_provider.py: in place, by a factor of each position.
+TEST_CASE("scaled queries keep a factor of every position; backward scales their gradient into one of its own") {
+  const auto scaled = with(llama(), {"scale_queries_by_position=true"});
+  CHECK(kept(scaled) - kept(llama()) == 2 * tokens);
+  const auto copies = [](const scenario::Scenario& s) {
+    return kernels(layer(pipewright::test::build(s), 1), "copy.d2d");
+  };
+  CHECK(copies(scaled) - copies(llama()) == 2);  // forward and backward
+  for (const std::vector<const char*>& more : std::vector<std::vector<const char*>>{
+           {"clip_grad=1.0"},
+           {"recompute_granularity=selective", "recompute_modules=[mlp, layernorm]"},
+           {"recompute_granularity=full", "recompute_method=uniform", "recompute_num_layers=2"},
+           {"lora_target_modules=[linear_qkv]"},
+           {"lora_target_modules=[linear_proj]"},
+           {"fp8=hybrid", "fp8_recipe=tensorwise"},
+           {"num_gpus=2", "tensor_model_parallel_size=2", "sequence_parallel=true"},
+           {"num_gpus=2", "context_parallel_size=2"},
+           {"num_gpus=2", "context_parallel_size=2", "cp_comm_type=[a2a]"}}) {
+    auto s = scaled;
+    for (const char* setting : more) scenario::set(s, setting);
+    CAPTURE(std::string(more.back()));
+    CHECK(scenario::unmodelled(s).empty());
+    for (const auto& piece : pipewright::test::build(s).pieces) check_balance(piece);
+  }
+  const auto refused = with(scaled, {"recompute_granularity=selective", "recompute_modules=[core_attn]"});
+  CHECK(!scenario::unmodelled(refused).empty());
+}
+
 TEST_CASE("an L2 norm keeps q and, with k, the whole projection") {
   const std::int64_t heads = 32 + 8, mixed = 2 * tokens * (queries + 2 * keys);
   CHECK(kept(with(llama(), {"qk_l2_norm=true"})) - kept(llama()) == mixed + 2 * tokens * queries + 4 * tokens * heads);

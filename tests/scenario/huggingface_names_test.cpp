@@ -172,6 +172,29 @@ TEST_CASE("OLMo 2 and 3 have norms on outputs alone, over whole queries and keys
   CHECK(by_class.model == three.model);
 }
 
+// ministral3_bridge.py: the text model of a Mistral 3, which says itself whether its embedding is tied.
+TEST_CASE("Ministral 3 scales queries by their position, beside a tower and alone") {
+  Scenario s;
+  Strings notes;
+  const Json published_one = published("ministral-3-8b");
+  CHECK(read(published_one, s, &notes).empty());
+  const Model& m = s.model;
+  CHECK((m.scale_queries_by_position && m.position_embedding_type == "yarn" && m.window_size.empty()));
+  CHECK((m.num_layers == 34 && m.num_query_groups == 8 && m.kv_channels == 128 && m.rotary_base == 1e6));
+  CHECK(m.untie_embeddings_and_output_weights);
+  CHECK(std::ranges::any_of(notes, [](const auto& note) { return note.find("vision tower") != std::string::npos; }));
+  for (const bool tied : {true, false}) {
+    Json other = published_one;
+    other["tie_word_embeddings"] = !tied;
+    other["text_config"]["tie_word_embeddings"] = tied;
+    Scenario with_tower, alone;
+    CHECK(read(other, with_tower).empty());
+    CHECK(with_tower.model.untie_embeddings_and_output_weights == !tied);
+    CHECK(read(other["text_config"], alone).empty());
+    CHECK(alone.model == with_tower.model);
+  }
+}
+
 TEST_CASE("GLM-4 of 0414 has norms before and after attention and MLP, biases of queries, half of a head rotating") {
   Scenario s;
   CHECK(read(published("glm-4-9b-0414"), s).empty());

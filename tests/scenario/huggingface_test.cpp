@@ -553,7 +553,6 @@ TEST_CASE("families that are not modelled are refused part by part") {
   for (const auto& [family, part] :
        std::initializer_list<std::pair<const char*, const char*>>{{"phimoe", "sparse mixer routing"},
                                                                   {"mamba2", "state-space"},
-                                                                  {"ministral3", "scaled by their position"},
                                                                   {"granite", "multipliers"},
                                                                   {"cohere", "beside its attention"},
                                                                   {"phi", "beside its attention"},

@@ -5,10 +5,12 @@
 
 namespace pipewright::scenario {
 
-/// MiniMax-M2's eager operations in fp32 (minimax_m2_provider.py), whose keys have fewer heads than its queries;
-/// OLMoE's, which have as many, are Transformer Engine's kernels.
+/// MiniMax-M2's eager operations in fp32 (minimax_m2_provider.py), the only ones that take keys of fewer heads than
+/// queries have, and heads split over tensor-parallel ranks (they add up their sums of squares). OLMoE's are
+/// Transformer Engine's kernels of all heads on every rank (olmoe_provider.py): where one rank has all.
 inline bool norms_in_eager_operations(const Scenario& s) {
-  return s.model.qk_layernorm && s.model.qk_layernorm_whole && num_query_groups(s) != s.model.num_attention_heads;
+  return s.model.qk_layernorm && s.model.qk_layernorm_whole &&
+         (num_query_groups(s) != s.model.num_attention_heads || s.settings.tensor_model_parallel_size > 1);
 }
 
 }  // namespace pipewright::scenario

@@ -63,6 +63,7 @@ struct Model {
   std::optional<double> activation_func_clamp_value;  ///< of the gate from above, of the linear half both ways
   double glu_linear_offset = 0;                       ///< added to the linear half
   bool qk_layernorm = false;
+  bool scale_queries_by_position = false;  ///< before attention, as Bridge's Ministral 3 does; not Megatron's
   bool qk_layernorm_whole = false;  ///< over all heads together, as Bridge's OLMoE provider builds them; not Megatron's
   bool qk_l2_norm = false;
   bool attention_output_gate = false;
