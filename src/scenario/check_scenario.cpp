@@ -147,6 +147,10 @@ class Checker {
             fmt::format("{} is not divisible by {} attention heads; state kv_channels", m_.hidden_size, heads));
     require(ffn_hidden_size(s_) % t == 0, "model.ffn_hidden_size",
             fmt::format("{} is not divisible by {}", ffn_hidden_size(s_), t));
+    // multi_token_prediction.py: depth n predicts the token n + 1 further on.
+    require(m_.mtp_num_layers.value_or(0) < m_.seq_length, "model.mtp_num_layers",
+            fmt::format("{} depths of multi-token prediction look behind the end of a sequence of {} tokens",
+                        m_.mtp_num_layers.value_or(0), m_.seq_length));
     const Int cp = c_.context_parallel_size;
     require(cp == 1 || m_.seq_length % (2 * cp) == 0, "model.seq_length",
             fmt::format("{} is not divisible by 2 x context_parallel_size {}", m_.seq_length, cp));
