@@ -347,7 +347,9 @@ void judge(Prediction& prediction, const scenario::Scenario& scenario, const Run
   const auto network = other_network(prediction, scenario, run, profiles);
   if (network) parts.push_back(*network);
   const double slower = std::hypot(others.longer_ns, network ? network->plus_ns : 0);
-  prediction.interval_low_ns = std::llround(step - std::hypot(half, others.shorter_ns, copies ? copies->minus_ns : 0));
+  // Far from what was measured a step may be known to less than itself; none takes less than no time.
+  const double shorter = std::hypot(half, others.shorter_ns, copies ? copies->minus_ns : 0);
+  prediction.interval_low_ns = std::llround(std::max(0.0, step - shorter));
   prediction.interval_high_ns = std::llround(step + std::hypot(half, slower, copies ? copies->plus_ns : 0));
   prediction.origins = shares_of(kernels);
   prediction.ignored = scenario::let_through(scenario);

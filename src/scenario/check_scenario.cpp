@@ -151,6 +151,8 @@ class Checker {
     require(m_.mtp_num_layers.value_or(0) < m_.seq_length, "model.mtp_num_layers",
             fmt::format("{} depths of multi-token prediction look behind the end of a sequence of {} tokens",
                         m_.mtp_num_layers.value_or(0), m_.seq_length));
+    require(m_.window_size.empty() || m_.window_size.size() == 2, "model.window_size",
+            fmt::format("has {} numbers, expected two: [keys to the left, keys to the right]", m_.window_size.size()));
     const Int cp = c_.context_parallel_size;
     require(cp == 1 || m_.seq_length % (2 * cp) == 0, "model.seq_length",
             fmt::format("{} is not divisible by 2 x context_parallel_size {}", m_.seq_length, cp));

@@ -92,6 +92,14 @@ const std::vector<RefusedField>& refused_rows() {
        }},
       {"qk_l2_norm", "L2 norms in latent or unfused attention",
        [](const Scenario& s) { return s.model.qk_l2_norm && !grouped_fused_attention(s); }},
+      // Transformer Engine's common/fused_attn/fused_attn.cpp, "head dimension"; FlashAttention takes as wide ones.
+      {"kv_channels", "heads that no fused kernel of training takes: a multiple of 8, up to 256 wide",
+       [](const Scenario& s) {
+         constexpr Int widest = 256, step = 8;
+         const bool attends = !is_hybrid(s) || s.model.hybrid_layer_pattern->find('*') != std::string::npos;
+         return attends && grouped_fused_attention(s) && s.model.attn_logit_softcapping.value_or(0) == 0 &&
+                (kv_channels(s) > widest || kv_channels(s) % step != 0);
+       }},
       // In place: what a checkpoint or a copy to the host has kept would be scaled twice.
       {"scale_queries_by_position",
        "scaled queries of latent or unfused attention, with recomputed core attention or activation offload",

@@ -117,6 +117,8 @@ TEST_CASE("a number of any kind in any field is computed with, or refused by fil
       const auto prediction = predict::predict(s, profiles);
       CHECK(prediction.step_ns > 0);
       CHECK(std::isfinite(prediction.tflops_per_gpu));
+      CHECK(prediction.interval_low_ns >= 0);
+      CHECK(prediction.interval_high_ns >= prediction.step_ns);
       for (const auto& rank : prediction.ranks) {
         CHECK(rank.walk.static_bytes.value > 0);
         CHECK(rank.walk.peak_allocated >= rank.walk.static_bytes);
@@ -140,6 +142,23 @@ TEST_CASE("a number of any kind in any field is computed with, or refused by fil
   CHECK(10 * predicted > static_cast<int>(rounds));
   CHECK(10 * refused > static_cast<int>(rounds));
   CHECK(read > predicted);
+}
+
+TEST_CASE("heads of any width are refused where no fused kernel takes them, and only there") {
+  for (const char* base : {"dense", "moe", "tensor", "single"})
+    for (scenario::Int width = 1; width < 600; width += 1 + width / 40) {
+      CAPTURE(std::string(base));
+      CAPTURE(width);
+      auto s = test::base_of(base);
+      s.model.kv_channels = width;
+      const auto refused = [&] {
+        const auto all = scenario::unmodelled(s);
+        return std::ranges::any_of(all, [](const auto& one) { return one.name == "kv_channels"; });
+      };
+      CHECK(refused() == (width > 256 || width % 8 != 0));
+      s.settings.attention_backend = "unfused";
+      CHECK(!refused());
+    }
 }
 
 }  // namespace numbers_test
