@@ -30,6 +30,9 @@ YARN = {"mscale": 1.0, "mscale_all_dim": 0.0, "rotary_scaling_factor": 40.0, "be
         "original_max_position_embeddings": 4096}  # MLATransformerConfig's
 LATENT = {"num_query_groups", "kv_channels"}
 EXPERTS = {"num_moe_experts", "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size", "moe_latent_size"}
+# What Bridge's class has and cannot build: ministral3_provider.py looks for llama_4_scaling_beta, which Mistral Small
+# 3.1's config.json lacks (KeyError); predicted is Mistral Small 3 as MistralSmall3ModelProvider builds it.
+NOT_BUILT = {"mistral-small-3.1": {"scale_queries_by_position"}}
 
 
 def layers(model, name, last_of):
@@ -104,7 +107,8 @@ def compare(options):
             else:
                 one, other = normal(one), normal(other)
                 differences = [f"{name}: config.json {one.get(name)}, Bridge {other.get(name)}"
-                               for name in sorted({*one, *other}) if one.get(name) != other.get(name)]
+                               for name in sorted({*one, *other} - NOT_BUILT.get(config.stem, set()))
+                               if one.get(name) != other.get(name)]
             wrong += bool(differences)
             for each in differences:
                 print(config.stem, each)

@@ -508,6 +508,8 @@ const RuleRow rule_rows[] = {
     {"bridge.context-sequence", "dense", BRIDGE "context_parallel_size=2; seq_length=4098",
      BRIDGE "context_parallel_size=2"},
     {"bridge.packed-soft-caps", "dense", BRIDGE "sft=true; attn_logit_softcapping=50.0", BRIDGE "sft=true"},
+    {"bridge.whole-norms-split", "tensor", BRIDGE "qk_layernorm=true; qk_layernorm_whole=true; num_query_groups=32",
+     BRIDGE "qk_layernorm=true; qk_layernorm_whole=true"},
     {"bridge.tp-overlap-disabled", "dense", BRIDGE "tp_comm_overlap=true", BRIDGE "tp_comm_overlap=false"},
     {"bridge.max-connections", "tensor", BRIDGE "$CUDA_DEVICE_MAX_CONNECTIONS=8",
      BRIDGE "$CUDA_DEVICE_MAX_CONNECTIONS=1"},
