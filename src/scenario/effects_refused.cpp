@@ -93,7 +93,10 @@ const std::vector<RefusedField>& refused_rows() {
       {"qk_l2_norm", "L2 norms in latent or unfused attention",
        [](const Scenario& s) { return s.model.qk_l2_norm && !grouped_fused_attention(s); }},
       // Transformer Engine's common/fused_attn/fused_attn.cpp, "head dimension"; FlashAttention takes as wide ones.
-      {"kv_channels", "heads that no fused kernel of training takes: a multiple of 8, up to 256 wide",
+      {"kv_channels",
+       "heads that no fused kernel of training takes, wider than 256 or no multiple of 8 (attention_backend: unfused "
+       "is "
+       "modelled)",
        [](const Scenario& s) {
          constexpr Int widest = 256, step = 8;
          const bool attends = !is_hybrid(s) || s.model.hybrid_layer_pattern->find('*') != std::string::npos;
