@@ -8,8 +8,8 @@
 // until the backward graph is captured, the input's gradient until the next graph has returned its own.
 //
 // Megatron's own graphs (transformer/cuda_graphs.py, _CudaGraphRunner, _CudagraphReplayNode) read a layer's input where
-// the graph before it put it out, and the gradient of its output where the graph after it did: only the first of a
-// chunk copies its input and the rotary table, only the last the gradient. No mask is made for them.
+// the graph before it put it out, and the gradient of its output where the graph after it did: one that follows none in
+// its chunk copies its input and the rotary table, one that none follows the gradient. No mask is made for them.
 #pragma once
 
 #include <vector>
@@ -20,12 +20,10 @@ namespace pipewright::model {
 
 class GraphWriter {
  public:
-  /// `first`, `last`: layers of their chunk.
-  GraphWriter(PieceBuilder& builder, const Dimensions& dimensions, bool first = true, bool last = true)
-      : w_(builder),
-        d_(dimensions),
-        given_input_(dimensions.graphs.own && !first),
-        given_gradient_(dimensions.graphs.own && !last) {}
+  /// `given_input`, `given_gradient`: what the graph before it, after it, has put where this one reads.
+  GraphWriter(PieceBuilder& builder, const Dimensions& dimensions, bool given_input = false,
+              bool given_gradient = false)
+      : w_(builder), d_(dimensions), given_input_(given_input), given_gradient_(given_gradient) {}
 
   /// Copies a layer's stream into a static buffer, which is returned, and begins the graph. `masked`: called with a
   /// mask that the graph does not read.
@@ -68,7 +66,7 @@ class GraphWriter {
 
   PieceBuilder& w_;
   const Dimensions& d_;
-  bool given_input_, given_gradient_;  ///< by the graph before, after it: nothing is copied
+  bool given_input_, given_gradient_;
   std::vector<PieceBuilder::Returned> of_mlp_;
   std::vector<std::uint32_t> kept_;   ///< until the backward graph has run
   std::vector<std::uint32_t> given_;  ///< gradients of outputs, and their copies

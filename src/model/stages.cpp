@@ -221,7 +221,13 @@ Chunk build_chunk(const Scenario& s, const Dimensions& d, Pieces& pieces, const 
     std::vector<LayerKind> kinds(all.begin() + i, all.begin() + i + covers);
     for (LayerKind& kind : kinds) kind.checkpointed = group;
     kinds.front().angles = d.mrope && i == 0;
-    kinds.front().first = d.graphs.own && i == 0;
+    if (d.graphs.own) {
+      const auto graphed = [&](int layer) {
+        return layer >= 0 && layer < count && graphed_parts(d, all[static_cast<std::size_t>(layer)]).any();
+      };
+      kinds.front().given_input = graphed(i - 1);
+      kinds.front().given_gradient = graphed(i + covers);
+    }
     if (trains_from && group == 0) begin_training(s, *own, *trains_from, i == 0, kinds.front());
     LayerKind& last = kinds.back();
     // What a graph returns is not added to in place, either.

@@ -85,8 +85,16 @@ TEST_CASE("a hybrid's layers are captured by what they are") {
       CAPTURE(letter);
       const auto& piece = stages.pieces[chunk.pieces[i]];
       check_balance(piece);
+      const auto holds = [&](int layer) {
+        return layer >= 0 && layer < static_cast<int>(pattern.size()) &&
+               std::string(captured).find(pattern[static_cast<std::size_t>(layer)]) != std::string::npos;
+      };
+      const int layer = static_cast<int>(chunk.layers[i]);
       auto own = names(piece, of_graphs);
-      CHECK(own["CUDA graph forward"] == (std::string(captured).find(letter) != std::string::npos ? 1 : 0));
+      CHECK(own["CUDA graph forward"] == (holds(layer) ? 1 : 0));
+      // What a layer without a graph has put out is copied, and so is its gradient.
+      CHECK(own["CUDA graph input"] == (holds(layer) && !holds(layer - 1) ? 1 : 0));
+      CHECK(own["CUDA graph output gradient"] == (holds(layer) && !holds(layer + 1) ? 1 : 0));
     }
   }
 }
