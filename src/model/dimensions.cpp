@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "packed_rows.hpp"
+#include "pipewright/effects.hpp"
 #include "pipewright/model.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/fields.hpp"
@@ -118,7 +119,24 @@ bool has(const scenario::Strings& list, const char* name) {
   return std::find(list.begin(), list.end(), name) != list.end();
 }
 
+/// Megatron's own graphs (transformer/cuda_graphs.py, CudaGraphManager) hold a whole layer, whichever of its modules is
+/// named; a Mamba layer asks for its own (transformer_layer.py and mamba_layer.py, create_mcore_cudagraph_manager).
+/// Where what is not modelled beside them is ignored, all is launched one by one.
+Graphs own_graphs(const Scenario& s) {
+  Graphs g;
+  if (s.settings.use_megatron_fsdp || has(scenario::let_through(s), "cuda_graph_impl")) return g;
+  const auto& modules = s.settings.cuda_graph_modules;
+  const auto holds = [&](const char* name) { return modules.empty() || has(modules, name); };
+  g.own = g.clones_gradients = true;
+  g.attention = holds("attn");
+  g.mlp = holds("mlp");
+  g.mamba = scenario::is_hybrid(s) && holds("mamba");
+  if (!scenario::is_hybrid(s)) g.attention = g.mlp = g.attention || g.mlp;
+  return g;
+}
+
 Graphs graphs_of(const Scenario& s) {
+  if (s.settings.cuda_graph_impl == "local") return own_graphs(s);
   const auto& modules = s.settings.cuda_graph_modules;
   const auto holds = [&](const char* name) { return modules.empty() || has(modules, name); };
   Graphs g;
@@ -127,7 +145,7 @@ Graphs graphs_of(const Scenario& s) {
   const bool recomputable = has(modules, "moe_preprocess") &&
                             (s.settings.moe_token_dispatcher_type == "alltoall" || s.model.moe_latent_size) &&
                             !(s.settings.moe_shared_expert_overlap && s.model.moe_shared_expert_intermediate_size);
-  g.keeps_moe_norm = s.settings.cuda_graph_impl != "local" && has(modules, "moe_router") && !recomputable;
+  g.keeps_moe_norm = has(modules, "moe_router") && !recomputable;
   if (s.settings.cuda_graph_impl != "transformer_engine") return g;
   g.clones_gradients = scenario::te_version(s.software).at_least(2, 19);
   // Refused (effects_refused.cpp, effects_families.cpp); where that is ignored, everything is launched one by one ...

@@ -173,6 +173,7 @@ struct Graphs {
   bool router = false, preprocess = false;  ///< norm, shared experts and router of a mixture; its permutation, too
   bool keeps_moe_norm = false;              ///< returns the norm before a mixture, which cannot be recomputed then
   bool clones_gradients = false;            ///< parameters' gradients leave as clones: TE 2.19 (pull request 2937)
+  bool own = false;                         ///< Megatron's own (local): whole layers, each reads what the last put out
   bool any() const { return attention || mlp || mamba || experts || router; }
 };
 

@@ -37,7 +37,23 @@ std::uint32_t GraphWriter::zeros() {
   return zeros;
 }
 
+std::uint32_t GraphWriter::enter_own(bool attends) {
+  auto input = no_tensor;
+  if (!given_input_) {
+    input = static_buffer("CUDA graph inputs", d_.boundary_bytes());
+    w_.launch("CUDA graph input", {"copy.d2d", {d_.boundary_bytes()}});
+    if (attends) copy_rotary_table();
+  }
+  replay("forward");
+  return input;
+}
+
+void GraphWriter::copy_rotary_table() {
+  if (d_.rope && !d_.mla) w_.launch("CUDA graph rotary table", {"copy.d2d", {4 * d_.s * d_.head_dim}});
+}
+
 std::uint32_t GraphWriter::enter(bool masked) {
+  if (d_.graphs.own) return enter_own(false);
   const auto input = static_buffer("CUDA graph inputs", d_.boundary_bytes());
   const auto mask = masked ? zeros() : no_tensor;
   w_.launch("CUDA graph input", {"copy.d2d", {d_.boundary_bytes()}});
@@ -47,12 +63,13 @@ std::uint32_t GraphWriter::enter(bool masked) {
 }
 
 std::uint32_t GraphWriter::enter_attention() {
+  if (d_.graphs.own) return enter_own(true);
   const auto input = static_buffer("CUDA graph inputs of attention", d_.boundary_bytes());
   kept_.push_back(static_buffer("CUDA graph attention masks", mask_bytes()));
   const auto mask = zeros();
   w_.launch("CUDA graph input", {"copy.d2d", {d_.boundary_bytes()}});
   w_.launch("CUDA graph mask", {"copy.d2d", {mask_bytes()}});
-  if (d_.rope && !d_.mla) w_.launch("CUDA graph rotary table", {"copy.d2d", {4 * d_.s * d_.head_dim}});
+  copy_rotary_table();
   w_.free(mask);
   replay("forward");
   return input;
@@ -76,6 +93,7 @@ void GraphWriter::leave_with(std::uint32_t output, std::uint32_t y) {
 
 std::uint32_t GraphWriter::copy(std::uint32_t gradient, Int bytes) {
   given_.push_back(gradient);
+  if (given_gradient_) return gradient;
   given_.push_back(static_buffer("CUDA graph output gradients", bytes));
   copied("CUDA graph output gradient", bytes, "graph_input");
   return given_.back();

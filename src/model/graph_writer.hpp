@@ -6,6 +6,10 @@
 //
 // Static inputs serve a microbatch until its backward, gradients of outputs one graph after the other. Outputs stay
 // until the backward graph is captured, the input's gradient until the next graph has returned its own.
+//
+// Megatron's own graphs (transformer/cuda_graphs.py, _CudaGraphRunner, _CudagraphReplayNode) read a layer's input where
+// the graph before it put it out, and the gradient of its output where the graph after it did: one that follows none in
+// its chunk copies its input and the rotary table, one that none follows the gradient. No mask is made for them.
 #pragma once
 
 #include <vector>
@@ -16,7 +20,10 @@ namespace pipewright::model {
 
 class GraphWriter {
  public:
-  GraphWriter(PieceBuilder& builder, const Dimensions& dimensions) : w_(builder), d_(dimensions) {}
+  /// `given_input`, `given_gradient`: what the graph before it, after it, has put where this one reads.
+  GraphWriter(PieceBuilder& builder, const Dimensions& dimensions, bool given_input = false,
+              bool given_gradient = false)
+      : w_(builder), d_(dimensions), given_input_(given_input), given_gradient_(given_gradient) {}
 
   /// Copies a layer's stream into a static buffer, which is returned, and begins the graph. `masked`: called with a
   /// mask that the graph does not read.
@@ -49,6 +56,8 @@ class GraphWriter {
 
  private:
   std::uint32_t static_buffer(const std::string& owner, Int bytes);
+  std::uint32_t enter_own(bool attends);
+  void copy_rotary_table();
   void replay(const std::string& direction, const char* host_family = "cuda_graph");
   /// transformer_layer.py, _get_te_cuda_graph_replay_args: zeros of all pairs, anew for every layer.
   std::uint32_t zeros();
@@ -57,6 +66,7 @@ class GraphWriter {
 
   PieceBuilder& w_;
   const Dimensions& d_;
+  bool given_input_, given_gradient_;
   std::vector<PieceBuilder::Returned> of_mlp_;
   std::vector<std::uint32_t> kept_;   ///< until the backward graph has run
   std::vector<std::uint32_t> given_;  ///< gradients of outputs, and their copies

@@ -56,7 +56,7 @@ LayerWriter::LayerWriter(PieceBuilder& builder, const Dimensions& dimensions, co
       offload_(builder, dimensions),
       attention_add_(builder, dimensions, kind.mamba ? "mamba residual" : "attention residual", dimensions.bias),
       mlp_add_(builder, dimensions, "mlp residual", dimensions.bias && !kind.moe),
-      graph_(builder, dimensions),
+      graph_(builder, dimensions, kind.given_input, kind.given_gradient),
       graphed_(graphed_parts(dimensions, kind)),
       still_(kind.still),
       ends_in_mlp_(kind.ends_in_mlp),

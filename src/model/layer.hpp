@@ -48,10 +48,11 @@ struct LayerKind {
   bool angles = false;       ///< the first of its chunk, before which M-RoPE makes the angles of all tokens
   bool in_depth = false;     ///< of a hybrid's depth of multi-token prediction
   bool final_norm = false;   ///< its combine node ends with the decoder's final norm (expert-parallel overlap)
-  bool last = false;         ///< of its chunk, or a graph follows: autograd adds to its output's gradient out of place
-  int checkpointed = 0;      ///< layers under one activation checkpoint (full recompute); 0: none
-  AnyWidth any_width;        ///< of the activation of its MLP or shared experts
-  Unit unit;                 ///< of Megatron-FSDP
+  bool given_input = false, given_gradient = false;  ///< one of Megatron's own graphs comes before it, after it
+  bool last = false;     ///< of its chunk, or a graph follows: autograd adds to its output's gradient out of place
+  int checkpointed = 0;  ///< layers under one activation checkpoint (full recompute); 0: none
+  AnyWidth any_width;    ///< of the activation of its MLP or shared experts
+  Unit unit;             ///< of Megatron-FSDP
   friend auto operator<=>(const LayerKind&, const LayerKind&) = default;
 };
 

@@ -221,6 +221,13 @@ Chunk build_chunk(const Scenario& s, const Dimensions& d, Pieces& pieces, const 
     std::vector<LayerKind> kinds(all.begin() + i, all.begin() + i + covers);
     for (LayerKind& kind : kinds) kind.checkpointed = group;
     kinds.front().angles = d.mrope && i == 0;
+    if (d.graphs.own) {
+      const auto graphed = [&](int layer) {
+        return layer >= 0 && layer < count && graphed_parts(d, all[static_cast<std::size_t>(layer)]).any();
+      };
+      kinds.front().given_input = graphed(i - 1);
+      kinds.front().given_gradient = graphed(i + covers);
+    }
     if (trains_from && group == 0) begin_training(s, *own, *trains_from, i == 0, kinds.front());
     LayerKind& last = kinds.back();
     // What a graph returns is not added to in place, either.
@@ -337,7 +344,11 @@ void add_notes(const Scenario& s, const Dimensions& d, Stages& stages) {
       note("FP8 parameters: a transposed copy of each is kept on Hopper" +
            std::string(d.fp8_cached_weights ? "" : ", disable_parameter_transpose_cache does not change that"));
   }
-  if (d.graphs.any()) {
+  if (d.graphs.own) {
+    note(
+        "CUDA graphs of whole layers follow Megatron's code; memory is the most that the first step, which is recorded "
+        "as it runs without them, or one that replays needs");
+  } else if (d.graphs.any()) {
     note(
         "CUDA graphs follow the code of TE; memory is the most that any step needs, of those before the capture too: "
         "the "
@@ -480,11 +491,13 @@ Stages build_pieces(const Scenario& s, const profile::Device& gpu) {
 Stages build(const Scenario& s, const profile::Device& gpu) {
   Owners owners;
   std::shared_ptr<Stages> eager;
-  if (s.settings.cuda_graph_impl != "none" && s.settings.cuda_graph_warmup_steps > 0) {
+  // Megatron's own graphs are captured at the end of the first step, which they record.
+  const bool own = s.settings.cuda_graph_impl == "local";
+  if (s.settings.cuda_graph_impl != "none" && (own || s.settings.cuda_graph_warmup_steps > 0)) {
     Scenario before = s;
     before.settings.cuda_graph_impl = "none";
     // The modules stay: whether a norm is recomputed was decided by them when the model was made.
-    if (s.settings.cuda_graph_impl == "local") before.settings.cuda_graph_modules.clear();
+    if (own) before.settings.cuda_graph_modules.clear();
     eager = std::make_shared<Stages>(build(before, gpu, owners, true));
   }
   Stages stages = build(s, gpu, owners, true);

@@ -283,6 +283,10 @@ std::vector<LeftOut> left_out(const scenario::Scenario& scenario) {
     result.push_back({"what context parallelism by all_gather does beside its kernels and exchanges",
                       "measured runs with cp_comm_type all_gather (CP 2 and 4) took 3 and 5 % longer, their peaks were "
                       "met"});
+  if (scenario.settings.cuda_graph_impl == "local")
+    result.push_back({"what Megatron's own CUDA graphs take beside their kernels and copies",
+                      "cuda_graph_impl local follows Megatron's code, its host is that of Transformer Engine's graphs; "
+                      "no run with it was recorded"});
   if (scenario::has_linear_attention(scenario) && scenario.settings.cuda_graph_impl == "transformer_engine")
     result.push_back({"what graphs of gated delta nets take beside their kernels and copies",
                       "CUDA graphs of layers with gated delta nets follow Megatron's and Transformer Engine's code, no "

@@ -413,8 +413,10 @@ const std::vector<RefusedField>& refused_rows() {
       {"lora_dropout", "dropout before the adapters",
        [](const Scenario& s) { return s.settings.lora_dropout > 0 && !s.settings.lora_target_modules.empty(); }},
       // CUDA graphs
-      {"cuda_graph_impl", "CUDA graphs of whole layers, and Megatron's own (local)",
-       [](const Scenario& s) { return s.settings.cuda_graph_impl == "local"; }},
+      {"cuda_graph_impl",
+       "Megatron's own CUDA graphs (local) of layers with experts, beside multi-token prediction, offload, adapters, "
+       "packed sequences or delayed weight gradients",
+       [](const Scenario& s) { return !lacking_of_own_graphs(s).empty(); }, lacking_of_own_graphs},
       {"cuda_graph_modules",
        "graphs of whole mixtures whose rows vary, of MLPs beside expert-parallel overlap (an AssertionError of "
        "transformer_layer.py), of one layer for several depths of MTP, beside activation offload, or "
@@ -434,10 +436,6 @@ const std::vector<RefusedField>& refused_rows() {
        }},
       {"cuda_graph_retain_backward_graph", "autograd's graph kept at capture",
        [](const Scenario& s) { return uses_graphs(s) && s.settings.cuda_graph_retain_backward_graph; }},
-      {"cuda_graph_use_single_mempool", "a memory pool for each graph",
-       [](const Scenario& s) {
-         return uses_graphs(s) && !s.settings.cuda_graph_use_single_mempool && s.settings.cuda_graph_impl == "local";
-       }},
       {"optimizer_cuda_graph", "a captured optimizer step",
        [](const Scenario& s) { return s.settings.optimizer_cuda_graph; }},
       // Data parallel and optimizer

@@ -150,6 +150,17 @@ std::string lacking_of_optimizer(const Scenario& s) {
         "the distributed optimizer beside experts with biases"}});
 }
 
+std::string lacking_of_own_graphs(const Scenario& s) {
+  const auto& o = s.settings;
+  if (o.cuda_graph_impl != "local") return "";
+  return those("Megatron's own graphs ", {{has_experts(s), "of layers with experts"},
+                                          {s.model.mtp_num_layers.value_or(0) > 0, "with multi-token prediction"},
+                                          {moves_activations(s), "with activation offload"},
+                                          {!o.lora_target_modules.empty(), "with adapters"},
+                                          {packing(s) || o.sft, "with packed sequences"},
+                                          {o.delay_wgrad_compute, "with delayed weight gradients"}});
+}
+
 bool graphs_module(const Scenario& s, const char* module) {
   const auto& modules = s.settings.cuda_graph_modules;
   return modules.empty() || std::ranges::find(modules, module) != modules.end();

@@ -56,6 +56,8 @@ bool deals_for_want_of_layout(const Scenario& s);
 std::string lacking_of_optimizer(const Scenario& s);
 /// Those that hold: "with MTP, activation offload".
 std::string those(const char* of, std::initializer_list<std::pair<bool, const char*>> parts);
+/// What is in use that is not modelled of Megatron's own graphs (cuda_graph_impl local); nothing: "".
+std::string lacking_of_own_graphs(const Scenario& s);
 bool graphs_module(const Scenario& s, const char* module);
 bool varies_in_graph(const Scenario& s);
 /// A module's hook adds them then, outside the graph that makes them.

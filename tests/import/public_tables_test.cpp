@@ -258,6 +258,28 @@ TEST_CASE("FP8 under full load is cuBLAS' as it was measured on a GB200, and on 
   }
 }
 
+TEST_CASE("what nothing was scaled by is met: other products, host copies and rings of Azure's GB200") {
+  // The same page: CUDA 12.8, NCCL 2.25.1; H2D and D2H of nvbandwidth, in-place all-reduces among four GPUs by rings.
+  const auto p = load("../../profiles/gb200-nvl72.json", {"test", 0});
+  const double full = p.clocks_for("fp8", "matrix")->rows.back().matrix;
+  const auto rate = [&](const std::string& family, std::vector<std::int64_t> dims, double amount) {
+    return amount / static_cast<double>(p.time({family, std::move(dims)})->ns);
+  };
+  const auto tflops = [&](std::int64_t m, std::int64_t n, std::int64_t k) {
+    return rate("gemm.fp8.tn", {m, n, k}, 2e-3 * static_cast<double>(m) * static_cast<double>(n * k)) / full;
+  };
+  CHECK(tflops(6144, 12288, 12288) == doctest::Approx(2895.6).epsilon(0.04));
+  constexpr std::int64_t copied = 1 << 28;
+  CHECK(rate("copy.h2d", {copied}, copied) == doctest::Approx(201).epsilon(0.04));
+  CHECK(rate("copy.d2h", {copied}, copied) == doctest::Approx(193).epsilon(0.02));
+  for (const auto& [mebibytes, bus] : {std::pair(64, 550.73), {128, 574.19}, {256, 593.53}, {512, 618.74}}) {
+    CAPTURE(mebibytes);
+    const std::int64_t bytes = std::int64_t{mebibytes} << 20;
+    CHECK(1.5 * rate("all_reduce.nvlink", {4, bytes}, static_cast<double>(bytes)) ==
+          doctest::Approx(bus).epsilon(0.03));
+  }
+}
+
 TEST_CASE("of a part without long runs the kin's count, as much less as its own long products say") {
   const auto& sheet = data_sheet("gb300-nvl72");
   const Profile& p = imported("gb300-nvl72");

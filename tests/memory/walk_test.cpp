@@ -322,6 +322,7 @@ TEST_CASE("every schedule frees what it allocates") {
       ", cuda_graph_impl: transformer_engine, cuda_graph_modules: [mlp]",
       ", cuda_graph_impl: transformer_engine, cuda_graph_modules: [attn]",
       ", cuda_graph_impl: transformer_engine, cuda_graph_modules: [attn, mlp]",
+      ", cuda_graph_impl: local",
       ", defer_embedding_wgrad_compute: true",
       ", defer_embedding_wgrad_compute: true, wgrad_deferral_limit: 3",
   };

@@ -114,6 +114,7 @@ TEST_CASE("floors under other interleavings, microbatches, recompute, overlap an
   check(dense, {"recompute_modules=[mlp]"});
   check(dense, {"cuda_graph_impl=none", "cuda_graph_modules=[]", "recompute_granularity=full",
                 "recompute_method=uniform", "recompute_num_layers=1", "recompute_modules=[]"});
+  check(dense, {"cuda_graph_impl=local", "cuda_graph_modules=[]", "use_te_rng_tracker=true"});
   check(moe, {"global_batch_size=512", "overlap_moe_expert_parallel_comm=true", "delay_wgrad_compute=false"});
   check(moe, {"global_batch_size=512", "overlap_moe_expert_parallel_comm=false", "delay_wgrad_compute=false"});
   check(moe, {"global_batch_size=512", "overlap_moe_expert_parallel_comm=false", "delay_wgrad_compute=false",
@@ -186,6 +187,27 @@ TEST_CASE("graphs take launches from the host: a step that hosts bind is shorter
   CHECK(graphed.step_ns < eager.step_ns);
   CHECK(with_attention.step_ns < graphed.step_ns);
   CHECK(graphed.ranks[0].account.busy > eager.ranks[0].account.busy);  // copies into static buffers, clones
+}
+
+TEST_CASE("Megatron's own graphs of layers: hosts bind less, the first step's peak counts, no interval is told") {
+  auto s = scenario::read(std::string(SOURCE_ROOT) + "/tests/measured/a_pp4v2_m8_fp8cs.yaml");
+  scenario::set(s, "host_time_factor=3");
+  const auto profiles = predict::profiles_of(s);
+  const auto eager = predict::predict(s, profiles);
+  CHECK(eager.ignored.empty());
+  // One pool for all whatever is said: 0.16 on.
+  for (const char* pool : {"cuda_graph_use_single_mempool=true", "cuda_graph_use_single_mempool=false"}) {
+    for (const char* setting : {"use_te_rng_tracker=true", "cuda_graph_impl=local", "cuda_graph_warmup_steps=0", pool})
+      scenario::set(s, setting);
+    CHECK(scenario::unmodelled(s).empty());
+    const auto graphed = predict::predict(s, profiles);
+    CHECK(graphed.step_ns < eager.step_ns);
+    CHECK(graphed.ignored.size() == 1);
+    for (std::size_t r = 0; r < eager.ranks.size(); ++r) {
+      CHECK(graphed.ranks[r].walk.graph_pool.value > 0);
+      CHECK(graphed.ranks[r].walk.peak_allocated >= eager.ranks[r].walk.peak_allocated);
+    }
+  }
 }
 
 }  // namespace engines_test

@@ -135,6 +135,7 @@ cluster: {num_gpus: 8}
                                    "lora_target_modules=[linear_proj]",
                                    "cuda_graph_impl=transformer_engine; cuda_graph_modules=[attn]",
                                    "cuda_graph_impl=transformer_engine; cuda_graph_modules=[moe]; num_moe_experts=8",
+                                   "cuda_graph_impl=local; num_moe_experts=8",
                                    "optimizer_cpu_offload=true",
                                    "num_moe_experts=8; moe_latent_size=512",
                                    "experimental_attention_variant=gated_delta_net; linear_attention_freq=[2]",
