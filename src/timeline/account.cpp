@@ -277,7 +277,7 @@ class Accountant {
           traced[static_cast<std::size_t>(traced_as(label))].add(label.joins_pipeline ? arrival : start,
                                                                  std::max(start, end - gap_));
       });
-      for (Coverage& coverage : traced) coverage.finish(false);
+      for (Coverage& coverage : traced) coverage.finish();
       Account& account = result_.ranks[r];
       const Coverage& compute = traced[static_cast<std::size_t>(Traced::comp)];
       for (std::size_t kind = 0; kind < traced_names.size(); ++kind) {

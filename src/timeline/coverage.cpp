@@ -20,7 +20,7 @@ void Coverage::add(std::int64_t start, std::int64_t end, double weight) {
   if (!ordered_ || intervals_.empty() || !joins(intervals_.back(), next)) intervals_.push_back(next);
 }
 
-void Coverage::finish(bool asked) {
+void Coverage::finish() {
   if (!ordered_) {
     std::stable_sort(intervals_.begin(), intervals_.end(),
                      [](const auto& a, const auto& b) { return a.start < b.start; });
@@ -30,10 +30,9 @@ void Coverage::finish(bool asked) {
     intervals_.resize(last + 1);
     ordered_ = true;
   }
-  if (asked) before_.reserve(intervals_.size() + 1);
-  for (const Interval& one : intervals_) {
+  for (Interval& one : intervals_) {
+    one.before = total_;
     total_ += covered(one, one.end);
-    if (asked) before_.push_back(total_);
   }
 }
 

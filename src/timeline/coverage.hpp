@@ -10,16 +10,20 @@ namespace pipewright::timeline {
 
 class Coverage {
  public:
+  /// Where the last range began and ended.
+  struct Places {
+    std::size_t from = 0, to = 0;
+  };
+
   /// Intervals mostly come in the order of their starts: those are merged at once. What overlaps an earlier interval
   /// counts from the end of that one on.
   void add(std::int64_t start, std::int64_t end, double weight = 1);
-  /// After the last add. What is not `asked` until when takes less memory.
-  void finish(bool asked = true);
+  /// After the last add.
+  void finish();
   /// Empty, with the memory that it has: times of every rank are covered anew in every round. `most` intervals come.
   void clear(std::size_t most) {
     intervals_.clear();
     intervals_.reserve(most);
-    before_.resize(1);
     total_ = 0;
     ordered_ = true;
   }
@@ -28,19 +32,22 @@ class Coverage {
   /// keeps one for each.
   double until(std::int64_t t, std::size_t& near) const {
     find(t, near);
-    if (near == 0) return 0;
-    const Interval& last = intervals_[near - 1];
-    return before_[near - 1] + covered(last, std::min(t, last.end));
+    return up_to(t, near);
   }
   double until(std::int64_t t) const {
     std::size_t anywhere = 0;
     return until(t, anywhere);
   }
-  /// Whether nothing is covered between two moments, without the sums.
-  bool free(std::int64_t from, std::int64_t to, std::size_t& near) const {
-    find(from, near);
-    return (near == 0 || intervals_[near - 1].end <= from) &&
-           (near == intervals_.size() || intervals_[near].start >= to);
+  /// Covered time between two moments, 0 <= from <= to.
+  double between(std::int64_t from, std::int64_t to, Places& near) const {
+    find(from, near.from);
+    if ((near.from == 0 || intervals_[near.from - 1].end <= from) &&
+        (near.from == intervals_.size() || intervals_[near.from].start >= to)) {
+      near.to = near.from;
+      return 0;
+    }
+    const double before = up_to(from, near.from);
+    return until(to, near.to) - before;
   }
   std::int64_t shared_with(const Coverage& other) const;
 
@@ -48,7 +55,13 @@ class Coverage {
   struct Interval {
     std::int64_t start, end;
     double weight;
+    double before = 0;  ///< is covered
   };
+  double up_to(std::int64_t t, std::size_t begun) const {
+    if (begun == 0) return 0;
+    const Interval& last = intervals_[begun - 1];
+    return last.before + covered(last, std::min(t, last.end));
+  }
   /// How many have begun: a few steps from the last place, else by halving.
   void find(std::int64_t t, std::size_t& near) const {
     constexpr std::size_t steps = 8;
@@ -65,7 +78,6 @@ class Coverage {
   }
 
   std::vector<Interval> intervals_;
-  std::vector<double> before_{0};  ///< each
   double total_ = 0;
   bool ordered_ = true;
 };
