@@ -21,8 +21,8 @@ class Rewind {
 
   /// Before the replayer gets the event.
   void record(const Event& event, const Replayer& now) {
-    // A copy takes about as long as a thousand events (0.3 ms), those since the last one are replayed once.
-    constexpr std::size_t many = 32768;
+    // A copy takes about as long as a few hundred events.
+    constexpr std::size_t many = 8192;
     if (events_.size() >= many) {
       if (marked_) before_ = std::make_unique<Rewind>(std::move(start_), std::move(events_), *marked_);
       marked_.reset();

@@ -5,21 +5,6 @@
 
 namespace pipewright::timeline {
 
-bool Coverage::joins(Interval& last, Interval& next) {
-  next.start = std::max(next.start, last.end);
-  if (next.end <= next.start) return true;
-  if (next.start != last.end || next.weight != last.weight) return false;
-  last.end = next.end;
-  return true;
-}
-
-void Coverage::add(std::int64_t start, std::int64_t end, double weight) {
-  if (end <= start) return;
-  if (ordered_ && !intervals_.empty() && start < intervals_.back().start) ordered_ = false;
-  Interval next{start, end, weight};
-  if (!ordered_ || intervals_.empty() || !joins(intervals_.back(), next)) intervals_.push_back(next);
-}
-
 void Coverage::finish() {
   if (!ordered_) {
     std::stable_sort(intervals_.begin(), intervals_.end(),

@@ -17,7 +17,16 @@ class Coverage {
 
   /// Intervals mostly come in the order of their starts: those are merged at once. What overlaps an earlier interval
   /// counts from the end of that one on.
-  void add(std::int64_t start, std::int64_t end, double weight = 1);
+  void add(std::int64_t start, std::int64_t end, double weight = 1) {
+    if (end <= start) return;
+    Interval next{start, end, weight};
+    if (!intervals_.empty()) {
+      Interval& last = intervals_.back();
+      ordered_ = ordered_ && start >= last.start;
+      if (ordered_ && joins(last, next)) return;
+    }
+    intervals_.push_back(next);
+  }
   /// After the last add.
   void finish();
   /// Empty, with the memory that it has: times of every rank are covered anew in every round. `most` intervals come.
@@ -65,14 +74,29 @@ class Coverage {
   /// How many have begun: a few steps from the last place, else by halving.
   void find(std::int64_t t, std::size_t& near) const {
     constexpr std::size_t steps = 8;
-    for (std::size_t step = 0; step < steps && near > 0 && intervals_[near - 1].start > t; ++step) --near;
-    for (std::size_t step = 0; step < steps && near < intervals_.size() && intervals_[near].start <= t; ++step) ++near;
-    if ((near > 0 && intervals_[near - 1].start > t) || (near < intervals_.size() && intervals_[near].start <= t))
-      near = begun_by(t);
+    const Interval* all = intervals_.data();
+    const std::size_t size = intervals_.size();
+    if (near < size && all[near].start <= t) {
+      const std::size_t far = std::min(size, near + steps);
+      while (++near < far && all[near].start <= t) {
+      }
+      if (near == far && near < size && all[near].start <= t) near = begun_by(t);
+    } else if (near > 0 && all[near - 1].start > t) {
+      const std::size_t far = near > steps ? near - steps : 0;
+      while (--near > far && all[near - 1].start > t) {
+      }
+      if (near == far && near > 0 && all[near - 1].start > t) near = begun_by(t);
+    }
   }
   std::size_t begun_by(std::int64_t t) const;
   /// Cuts off what the last one covers; true: it has become part of that, or nothing is left.
-  static bool joins(Interval& last, Interval& next);
+  static bool joins(Interval& last, Interval& next) {
+    next.start = std::max(next.start, last.end);
+    if (next.end <= next.start) return true;
+    if (next.start != last.end || next.weight != last.weight) return false;
+    last.end = next.end;
+    return true;
+  }
   static double covered(const Interval& one, std::int64_t to) {
     return one.weight * static_cast<double>(to - one.start);
   }
