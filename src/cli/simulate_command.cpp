@@ -1,5 +1,6 @@
 // pipewright simulate: one scenario, predicted.
 #include <fmt/format.h>
+#include <tbb/parallel_invoke.h>
 
 #include <cstdio>
 #include <memory>
@@ -36,9 +37,11 @@ void simulate(const SimulateOptions& options, Outcome& outcome) {
   auto prediction = predict::predict(loaded.scenario, profiles, &run, predict::every_rank);
   (*progress)(1, parts);
   stop_if_asked();
-  predict::find_levers(prediction, loaded.scenario, profiles, run);
+  std::optional<predict::Imbalance> imbalance;
+  tbb::parallel_invoke([&] { predict::find_levers(prediction, loaded.scenario, profiles, run); },
+                       [&] { imbalance = predict::find_imbalance(prediction, loaded.scenario, profiles, run); });
   progress.reset();
-  if (const auto imbalance = predict::find_imbalance(prediction, loaded.scenario, profiles))
+  if (imbalance)
     prediction.notes.push_back(
         imbalance->any
             ? "dropless experts: it fits whatever the routing is"

@@ -1,9 +1,9 @@
 // What a rank holds: its program is walked to find the peak, who holds it and what the allocator reserves, and under a
 // limit once more.
 #include <algorithm>
-#include <deque>
 #include <numeric>
 #include <span>
+#include <vector>
 
 #include "blocks.hpp"
 #include "fragmentation.hpp"
@@ -134,10 +134,12 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
   result.pageable = held.pageable;
   {
     AllocatorConfig roomy = without_limit(config);
-    std::deque<Replayer> replayers = {Replayer(roomy)};
-    Replayer& replayer = replayers.front();
+    std::vector<Replayer> replayers;
+    replayers.reserve(2);  // they stay where they are
+    Replayer& replayer = replayers.emplace_back(roomy);
     if (why != nullptr && !std::exchange(roomy.expandable_segments, true)) replayers.emplace_back(roomy);
-    std::deque<Growth> growths;
+    std::vector<Growth> growths;
+    growths.reserve(2);
     Walker* walking = nullptr;
     // Five recorded runs on one GPU peak in the capture, on top of the last step's fp32 gradients, and one pipeline
     // without such gradients, by its allocations. Of two pipelines with them neither did, and why is not known: there

@@ -1,10 +1,14 @@
 // Dropless experts: how uneven the routing may be until a rank runs out of memory.
+#include <tbb/parallel_for.h>
+
 #include <algorithm>
 #include <cmath>
 #include <functional>
 #include <numeric>
 
-#include "rank_fits.hpp"
+#include "device.hpp"
+#include "kept_gathers.hpp"
+#include "pipewright/predict.hpp"
 
 namespace pipewright::predict {
 namespace {
@@ -21,10 +25,38 @@ std::vector<std::size_t> tightest_first(const Prediction& prediction) {
   return order;
 }
 
+/// A mixture's memory under one imbalance; which rank does what when is the same under all.
+class Uneven {
+ public:
+  Uneven(const Prediction& same, const Run& run, scenario::Scenario scenario, const profile::Profiles& profiles,
+         const schedule::Program& few, double imbalance)
+      : same_(same), run_(run), scenario_(std::move(scenario)), profiles_(profiles), few_(few) {
+    scenario_.settings.moe_load_imbalance = imbalance;
+    stages_ = stages_of(scenario_, profiles_);
+  }
+  bool fits(std::size_t rank) const {
+    const int pp_rank = same_.ranks[rank].pp_rank;
+    const Bytes allowed =
+        same_.memory_limit - same_.memory_margin - model::outside_allocator(scenario_, profiles_, pp_rank);
+    // What is allocated tells most of what does not fit.
+    const auto least = memory::scout(stages_, few_, scenario_, pp_rank);
+    if (least.peak_allocated + least.graph_pool > allowed) return false;
+    return memory::runs_within(stages_, run_.program, with_device(scenario_, profiles_), pp_rank, allowed);
+  }
+
+ private:
+  const Prediction& same_;
+  const Run& run_;
+  scenario::Scenario scenario_;
+  const profile::Profiles& profiles_;
+  const schedule::Program& few_;
+  model::Stages stages_;
+};
+
 }  // namespace
 
 std::optional<Imbalance> find_imbalance(const Prediction& prediction, const scenario::Scenario& scenario,
-                                        const profile::Profiles& profiles) {
+                                        const profile::Profiles& profiles, const Run& run) {
   const auto& settings = scenario.settings;
   if (!scenario.model.num_moe_experts || settings.expert_model_parallel_size == 1 || !prediction.fits) return {};
   if (settings.moe_expert_capacity_factor.value_or(-1) >= 0 || settings.moe_expert_rank_capacity_factor) return {};
@@ -32,22 +64,30 @@ std::optional<Imbalance> find_imbalance(const Prediction& prediction, const scen
   const auto most = static_cast<double>(settings.expert_model_parallel_size);
   const double stated = settings.moe_load_imbalance;
   if (most <= stated) return {};
-  const auto fits = [&](std::size_t rank, double imbalance) {
-    auto uneven = scenario;
-    uneven.settings.moe_load_imbalance = imbalance;
-    return rank_fits(prediction, rank, uneven, profiles);
-  };
-  // Each rank in turn narrows what those before it left.
+  const auto few = schedule::build(timeline::shortened(run.program.config));
+  const auto at = [&](double imbalance) { return Uneven(prediction, run, scenario, profiles, few, imbalance); };
   double largest = most;
-  for (const auto rank : tightest_first(prediction)) {
-    if (fits(rank, largest)) continue;
-    double works = stated, fails = largest;
-    while (fails - works > imbalance_step) {
-      const double middle = (works + fails) / 2;
-      (fits(rank, middle) ? works : fails) = middle;
+  const auto narrow = [&](std::size_t rank) {
+    double works = stated;
+    while (largest - works > imbalance_step) {
+      const double middle = (works + largest) / 2;
+      (at(middle).fits(rank) ? works : largest) = middle;
     }
     largest = works;
-  }
+  };
+  const auto order = tightest_first(prediction);
+  auto rank = order.begin();
+  // The first of those that are left which does not fit.
+  const auto next = [&] {
+    const Uneven uneven = at(largest);
+    std::vector<char> fits(static_cast<std::size_t>(order.end() - rank));
+    tbb::parallel_for(std::size_t{0}, fits.size(),
+                      [&](std::size_t i) { fits[i] = uneven.fits(*(rank + static_cast<std::ptrdiff_t>(i))); });
+    return rank + (std::ranges::find(fits, 0) - fits.begin());
+  };
+  // Each rank in turn narrows what those before it left; mostly the tightest alone does.
+  if (!at(largest).fits(*rank)) narrow(*rank);
+  for (++rank; (rank = next()) != order.end(); ++rank) narrow(*rank);
   if (largest == most) return Imbalance{most, true};
   return Imbalance{std::floor(largest / imbalance_step) * imbalance_step, false};
 }

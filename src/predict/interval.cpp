@@ -13,6 +13,7 @@
 #include <cmath>
 #include <map>
 #include <optional>
+#include <unordered_map>
 
 #include "pipewright/effects.hpp"
 #include "pipewright/scenario/context.hpp"
@@ -43,6 +44,7 @@ struct Kernels {
 
 Kernels kernels_of(const Run& run, const timeline::Prices& prices, int rank) {
   Kernels all;
+  std::unordered_map<const model::Kernel*, FamilyTime*> families;  // a kernel has many nodes
   const auto& graph = run.timeline.graph;
   for (std::size_t i = 0; i < graph.size(); ++i) {
     const timeline::Label& label = graph.labels[i];
@@ -57,16 +59,18 @@ Kernels kernels_of(const Run& run, const timeline::Prices& prices, int rank) {
       price = &prices.optimizer[rank][label.kernel()];
     }
     if (!kernel || !price) continue;  // gradient and parameter collectives beside the schedule: mostly hidden
-    FamilyTime& family = all.families[kernel->key.family];
+    FamilyTime*& known = families[kernel];
+    if (known == nullptr) known = &all.families[kernel->key.family];
+    FamilyTime& family = *known;
     const auto ns = static_cast<double>(graph.duration_ns[i]);
     family.ns += ns;
     family.spread_ns += ns * price->time.spread;
     all.by_origin[static_cast<std::size_t>(price->time.origin)] += ns;
     if (price->time.origin >= family.origin) {
       family.origin = price->time.origin;
-      family.note = price->time.note;
+      if (family.note != price->time.note) family.note = price->time.note;
     }
-    family.profile = price->time.profile;
+    if (family.profile != price->time.profile) family.profile = price->time.profile;
   }
   return all;
 }

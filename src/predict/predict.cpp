@@ -19,7 +19,6 @@
 #include "pipewright/scenario/io.hpp"
 #include "pressure.hpp"
 #include "quick_look.hpp"
-#include "rank_fits.hpp"
 
 namespace pipewright::predict {
 namespace {
@@ -412,18 +411,6 @@ void scout_memory(const scenario::Scenario& scenario, const profile::Profiles& p
     const bool walks = depth == Depth::ranks || r <= 1 || r == last;
     estimate.fits = add_scouted(estimate, r, memory::scout(stages, program, scenario, r, walks), outside.of(r));
   }
-}
-
-bool rank_fits(const Prediction& same, std::size_t rank, const scenario::Scenario& scenario,
-               const profile::Profiles& profiles) {
-  const model::Stages stages = stages_of(scenario, profiles);
-  const auto config = schedule::config_of(scenario, true);
-  const int pp_rank = same.ranks[rank].pp_rank;
-  const Bytes allowed = same.memory_limit - same.memory_margin - model::outside_allocator(scenario, profiles, pp_rank);
-  // What is allocated tells most of what does not fit.
-  const auto least = memory::scout(stages, schedule::build(timeline::shortened(config)), scenario, pp_rank);
-  if (least.peak_allocated + least.graph_pool > allowed) return false;
-  return memory::runs_within(stages, schedule::build(config), with_device(scenario, profiles), pp_rank, allowed);
 }
 
 Prediction predict_memory(const scenario::Scenario& scenario, const profile::Profiles& profiles, Prediction same) {

@@ -5,6 +5,8 @@
 //   p2p             [spin..........][transfer]
 #include "account.hpp"
 
+#include <tbb/parallel_invoke.h>
+
 #include <algorithm>
 #include <array>
 #include <map>
@@ -70,11 +72,14 @@ class Accountant {
     result_.ranks.assign(graph_.ranks, {});
     std::int64_t step = 0;
     for (const auto end : times_.end) step = std::max(step, end);
-    collect_boundaries();
-    running_.assign(graph_.ranks, {});
-    for (std::uint32_t node = 0; node < graph_.size(); ++node) add(node, running_[graph_.labels[node].rank]);
-    for (int r = 0; r < graph_.ranks; ++r) finish(r, running_[r], step);
-    trace();
+    tbb::parallel_invoke(
+        [&] {
+          collect_boundaries();
+          running_.assign(graph_.ranks, {});
+          for (std::uint32_t node = 0; node < graph_.size(); ++node) add(node, running_[graph_.labels[node].rank]);
+          for (int r = 0; r < graph_.ranks; ++r) finish(r, running_[r], step);
+        },
+        [&] { trace(); }, [&] { result_.critical_path = critical_path(graph_, times_, ops_); });
     result_.forward_backward = 0;
     for (int r = 0; r < graph_.ranks; ++r)
       if (result_.ranks[r].forward_backward_end > result_.forward_backward) {
@@ -82,7 +87,6 @@ class Accountant {
         result_.last_rank = r;
       }
     result_.optimizer = step - result_.forward_backward;
-    result_.critical_path = critical_path(graph_, times_, ops_);
   }
 
  private:
@@ -277,7 +281,7 @@ class Accountant {
           traced[static_cast<std::size_t>(traced_as(label))].add(label.joins_pipeline ? arrival : start,
                                                                  std::max(start, end - gap_));
       });
-      for (Coverage& coverage : traced) coverage.finish(false);
+      for (Coverage& coverage : traced) coverage.finish();
       Account& account = result_.ranks[r];
       const Coverage& compute = traced[static_cast<std::size_t>(Traced::comp)];
       for (std::size_t kind = 0; kind < traced_names.size(); ++kind) {

@@ -35,6 +35,45 @@ std::vector<Ran> steps_that_run(const model::Piece& piece, int microbatch) {
   return runs;
 }
 
+/// Lines of kernels on their own. Buckets are of few sizes, and each is collapsed once.
+class Alone {
+ public:
+  explicit Alone(const Collapser& collapser) : collapser_(collapser) {}
+  std::vector<Line> lines(const std::vector<model::Kernel>& kernels, const Prices::List& prices) {
+    std::vector<Line> result;
+    result.reserve(kernels.size());
+    for (std::size_t k = 0; k < kernels.size(); ++k) {
+      const auto known = std::ranges::find_if(
+          known_, [&](const Known& one) { return same(*one.kernel, kernels[k]) && same(*one.price, prices[k]); });
+      if (known != known_.end()) {
+        result.push_back(known->line);
+        continue;
+      }
+      result.push_back(collapser_.line(kernels, prices, k, k + 1));
+      known_.push_back({&kernels[k], &prices[k], result.back()});
+    }
+    return result;
+  }
+
+ private:
+  struct Known {
+    const model::Kernel* kernel;
+    const Price* price;
+    Line line;
+  };
+  /// In all that a line is made of (Collapser::event).
+  static bool same(const model::Kernel& a, const model::Kernel& b) {
+    return a.key.family.empty() == b.key.family.empty() && a.stream == b.stream && a.purpose == b.purpose &&
+           a.sm_share == b.sm_share && a.read_by_host == b.read_by_host;
+  }
+  static bool same(const Price& a, const Price& b) {
+    return a.time.ns == b.time.ns && a.host_us == b.host_us && a.load == b.load;
+  }
+
+  const Collapser& collapser_;
+  std::vector<Known> known_;
+};
+
 Joined joined(const Collapser& collapser, const std::vector<model::Kernel>& kernels, const Prices::List& prices) {
   Joined result;
   std::size_t from = 0;
@@ -78,18 +117,13 @@ ChunkLines collapse(const model::Stages& stages, const Prices& prices, const Col
       }
     }
   }
+  Alone alone(collapser);
   for (std::size_t r = 0; r < stages.ranks.size(); ++r) {
     const model::Rank& rank = stages.ranks[r];
     RankLines& lines = result.ranks.emplace_back();
     for (std::size_t c = 0; c < rank.chunks.size(); ++c) {
-      const auto& sync = rank.chunks[c].gradient_sync;
-      const auto& gather = rank.chunks[c].parameter_gather;
-      auto& buckets = lines.buckets.emplace_back();
-      for (std::size_t k = 0; k < sync.size(); ++k)
-        buckets.push_back(collapser.line(sync, prices.gradient_sync[r][c], k, k + 1));
-      auto& gathers = lines.parameter_gather.emplace_back();
-      for (std::size_t k = 0; k < gather.size(); ++k)
-        gathers.push_back(collapser.line(gather, prices.parameter_gather[r][c], k, k + 1));
+      lines.buckets.push_back(alone.lines(rank.chunks[c].gradient_sync, prices.gradient_sync[r][c]));
+      lines.parameter_gather.push_back(alone.lines(rank.chunks[c].parameter_gather, prices.parameter_gather[r][c]));
     }
     lines.finalize = joined(collapser, rank.finalize, prices.finalize[r]);
     lines.optimizer = joined(collapser, rank.optimizer, prices.optimizer[r]);

@@ -22,21 +22,20 @@ bool occupies(const Label& label) {
           label.lane == Lane::expert);
 }
 
-/// Places in a coverage where the last range began and ended.
-struct Places {
-  std::size_t from = 0, to = 0;
-};
-
 /// Share of the time between two moments that is covered; moments before the step lie at the end of the one before.
-double share(const Coverage& coverage, std::int64_t from, std::int64_t to, std::int64_t step, Places& near) {
+double share(const Coverage& coverage, std::int64_t from, std::int64_t to, std::int64_t step, Coverage::Places& near) {
   if (to <= from) return 0;
-  if (from >= 0 && coverage.free(from, to, near.from)) {
-    near.to = near.from;
-    return 0;
-  }
-  const double before =
-      from < 0 ? coverage.until(from + step, near.from) - coverage.total() : coverage.until(from, near.from);
-  return (coverage.until(to, near.to) - before) / static_cast<double>(to - from);
+  const double time = from >= 0
+                          ? coverage.between(from, to, near)
+                          : coverage.until(to, near.to) - (coverage.until(from + step, near.from) - coverage.total());
+  return time / static_cast<double>(to - from);
+}
+
+/// std::llround below 2^52, without the call.
+std::int64_t nearest(double ns) {
+  const auto whole = static_cast<std::int64_t>(ns);
+  const double rest = ns - static_cast<double>(whole);
+  return whole + static_cast<std::int64_t>(rest >= 0.5) - static_cast<std::int64_t>(rest <= -0.5);
 }
 
 }  // namespace
@@ -117,7 +116,7 @@ std::int64_t Clockwork::settle(const Graph& graph, Times& times) const {
   run(graph, times);
   std::int64_t step = std::max<std::int64_t>(1, step_of(times)), before = 0;
   const auto slowed = [&](std::uint32_t node, double factor) {
-    return pace_.gap_ns + std::llround(static_cast<double>(graph.duration_ns[node] - pace_.gap_ns) * factor);
+    return pace_.gap_ns + nearest(static_cast<double>(graph.duration_ns[node] - pace_.gap_ns) * factor);
   };
   const auto occupations = occupations_of(graph);
   const ByRank nodes(graph);
@@ -139,8 +138,8 @@ std::int64_t Clockwork::settle(const Graph& graph, Times& times) const {
     auto more = beside[rank].begin();
     Use& use = uses.local();
     find_use(graph, roles, nodes, rank, occupations[rank], times, use);
-    Places computed, covered, far;
-    std::array<Places, 3> exchanged;
+    Coverage::Places computed, covered, far;
+    std::array<Coverage::Places, 3> exchanged;
     const auto by_clock = [&](profile::Load load, std::int64_t start) {
       if (!pace_.clocks) return 1.0;
       return pace_.clocks->slowdown(load,

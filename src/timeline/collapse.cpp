@@ -157,11 +157,22 @@ Line Collapser::collapse(std::span<const Event> events, bool second) const {
   }
   line.columns_ = line.exchanges_ > 0 ? 3 : 2;
   line.points_ = line.columns_ * rows;
+  const bool clocked = std::ranges::any_of(events, [](const Event& e) { return e.clock.has_value(); });
+  const bool contended = std::ranges::any_of(events, [](const Event& e) { return e.kind.has_value(); });
   std::vector<Matrix> points;
   points.reserve(line.points_);
   line.busy_.reserve(line.points_);
   line.load_.reserve(line.points_);
   for (std::size_t point = 0; point < line.points_; ++point) {
+    const std::size_t row = point / line.columns_, column = point % line.columns_;
+    // Where nothing slows as the clock falls or beside others, it is as before.
+    const std::size_t alike = (clocked ? row * line.columns_ : 0) + (column == 1 && !contended ? 0 : column);
+    if (alike < point) {
+      points.push_back(points[alike]);
+      line.busy_.push_back(line.busy_[alike]);
+      line.load_.push_back(line.load_[alike]);
+      continue;
+    }
     Matrix m = identity();
     double busy = 0, load = 0;
     for (const Event& e : events) {
@@ -183,8 +194,7 @@ Line Collapser::collapse(std::span<const Event> events, bool second) const {
       auto& queue = m[queue_of(e.kernel->stream)];
       raise(queue, m[host_queue]);
       if (e.kernel->stream != model::Stream::compute) raise(queue, compute);
-      const auto column_of = point % line.columns_;
-      const double ns = duration(e, point / line.columns_, column_of == 1 ? 1 : 0, column_of == 2);
+      const double ns = duration(e, row, column == 1 ? 1 : 0, column == 2);
       add(queue, ns);
       if (!e.computes) {
         if (e.kernel->stream == model::Stream::compute && !second) load += exchange_ * ns;

@@ -5,22 +5,7 @@
 
 namespace pipewright::timeline {
 
-bool Coverage::joins(Interval& last, Interval& next) {
-  next.start = std::max(next.start, last.end);
-  if (next.end <= next.start) return true;
-  if (next.start != last.end || next.weight != last.weight) return false;
-  last.end = next.end;
-  return true;
-}
-
-void Coverage::add(std::int64_t start, std::int64_t end, double weight) {
-  if (end <= start) return;
-  if (ordered_ && !intervals_.empty() && start < intervals_.back().start) ordered_ = false;
-  Interval next{start, end, weight};
-  if (!ordered_ || intervals_.empty() || !joins(intervals_.back(), next)) intervals_.push_back(next);
-}
-
-void Coverage::finish(bool asked) {
+void Coverage::finish() {
   if (!ordered_) {
     std::stable_sort(intervals_.begin(), intervals_.end(),
                      [](const auto& a, const auto& b) { return a.start < b.start; });
@@ -30,10 +15,9 @@ void Coverage::finish(bool asked) {
     intervals_.resize(last + 1);
     ordered_ = true;
   }
-  if (asked) before_.reserve(intervals_.size() + 1);
-  for (const Interval& one : intervals_) {
+  for (Interval& one : intervals_) {
+    one.before = total_;
     total_ += covered(one, one.end);
-    if (asked) before_.push_back(total_);
   }
 }
 

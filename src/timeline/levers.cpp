@@ -3,6 +3,7 @@
 // after, or where that does not express the scenario by the exact one, the same graph with other durations or lags.
 #include <algorithm>
 #include <map>
+#include <unordered_map>
 
 #include "account.hpp"
 #include "clockwork.hpp"
@@ -81,17 +82,20 @@ class Levers {
 
   Path critical_path() const {
     Path path;
+    std::unordered_map<const model::Kernel*, std::int64_t> kernels;  // each has many nodes
     for (std::uint32_t node = last_node(result_.times); node != Label::none;) {
       const Label& label = result_.graph.labels[node];
       const std::int64_t ns = result_.graph.duration_ns[node];
-      if (const std::string link = link_of(label); !link.empty())
+      if (const model::Kernel* kernel = kernel_of(stages_, label))
+        kernels[kernel] += ns;
+      else if (const std::string link = link_of(label); !link.empty())
         path.links[link] += ns;
-      else if (const model::Kernel* kernel = kernel_of(stages_, label))
-        path.families[kernel->key.family] += ns;
       const std::uint32_t cause = binding(result_.graph, result_.times, node);
       if (cause != Label::none) path.host += result_.times.start[node] - result_.times.end[cause];
       node = cause;
     }
+    for (const auto& [kernel, ns] : kernels)
+      (kernel->link.empty() ? path.families[kernel->key.family] : path.links[kernel->link]) += ns;
     return path;
   }
 

@@ -116,7 +116,7 @@ struct Imbalance {
 };
 /// Nothing for models without experts on several ranks, with a capacity, or that do not fit as they are.
 std::optional<Imbalance> find_imbalance(const Prediction& prediction, const scenario::Scenario& scenario,
-                                        const profile::Profiles& profiles);
+                                        const profile::Profiles& profiles, const Run& run);
 
 /// Packed sequences by other rules, by the chunk-level engine.
 struct PackingGain {
