@@ -58,12 +58,38 @@ void leave_out_repeats(Walker& walker, const Replayers& replayers) {
                             }});
 }
 
-/// Replays the process under a limit; what happened is the failure, if there is one.
+/// Why a process reserves what it does: as configured, and with expandable segments, too.
+Fragmentations why_reserved(const Stages& stages, const schedule::Program& program, const offload::Plan& plan, int rank,
+                            bool asynchronous, int process, AllocatorConfig config, Bytes device) {
+  config = without_limit(config);
+  std::vector<Replayer> replayers;
+  std::vector<Growth> growths;
+  replayers.reserve(2), growths.reserve(2);  // they stay where they are
+  replayers.emplace_back(config);
+  if (!std::exchange(config.expandable_segments, true)) replayers.emplace_back(config);
+  const Listener replay = [&](const Event& event) {
+    for (Growth& growth : growths) growth.before(event);
+    for (Replayer& each : replayers) each(event);
+    for (Growth& growth : growths) growth.after();
+  };
+  Walker walker(stages, program, plan, rank, asynchronous, replay);
+  walker.draw(process);
+  for (const Replayer& each : replayers) growths.emplace_back(each, walker);
+  leave_out_repeats(walker, replayers);
+  walker.reach_second_step({}, [&] {
+    for (Replayer& each : replayers) each.reset_peaks();
+  });
+  walker.step();
+  return {growths.front().found(stages, device), growths.back().found(stages, device)};
+}
+
+/// Replays a process under a limit; what happened is the failure, if there is one.
 std::optional<Failure> survive(const Stages& stages, const schedule::Program& program, const offload::Plan& plan,
-                               int rank, bool asynchronous, Replayer& replayer, bool leaves_out) {
+                               int rank, bool asynchronous, int process, Replayer& replayer, bool leaves_out) {
   const Listener replay = [&](const Event& event) { replayer(event); };
   const Listener silent;
   Walker walker(stages, program, plan, rank, asynchronous, replay);
+  walker.draw(process);
   const std::span replayers(&replayer, 1);
   if (leaves_out) leave_out_repeats(walker, replayers);
   bool built = false;
@@ -74,6 +100,7 @@ std::optional<Failure> survive(const Stages& stages, const schedule::Program& pr
   } catch (const OutOfMemory& out) {
     const bool eager = walker.in_eager();
     Walker where(stages, program, plan, rank, asynchronous, silent);
+    where.draw(process);
     Walker& there = where.part(eager);
     const auto& moment = there.watch(walker.part(eager).heap().events());
     where.reach_second_step();
@@ -95,6 +122,13 @@ std::optional<Failure> survive(const Stages& stages, const schedule::Program& pr
 }
 
 }  // namespace
+
+int processes(const Stages& stages, int pp_rank) {
+  const auto varies = [&](const model::Chunk& chunk) {
+    return std::ranges::any_of(chunk.pieces, [&](auto piece) { return stages.pieces[piece].row_spread > 0; });
+  };
+  return std::ranges::any_of(stages.ranks.at(static_cast<std::size_t>(pp_rank)).chunks, varies) ? 2 : 1;
+}
 
 Scout scout(const Stages& stages, const schedule::Program& program, const scenario::Scenario& scenario, int pp_rank,
             bool with_step) {
@@ -120,7 +154,7 @@ Scout scout(const Stages& stages, const schedule::Program& program, const scenar
 
 namespace {
 
-/// `why`: follows the growth of reserved memory besides, and with expandable segments, too.
+/// `why`: of what reserves most, see why_reserved().
 Walk walk(const Stages& stages, const schedule::Program& program, const scenario::Scenario& scenario, int pp_rank,
           std::optional<Bytes> device, const Listener& listener, std::optional<Bytes> whole, Fragmentations* why) {
   const bool asynchronous = transfers_are_asynchronous(scenario);
@@ -133,13 +167,7 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
   result.pinned = plan.pinned + held.pinned;
   result.pageable = held.pageable;
   {
-    AllocatorConfig roomy = without_limit(config);
-    std::vector<Replayer> replayers;
-    replayers.reserve(2);  // they stay where they are
-    Replayer& replayer = replayers.emplace_back(roomy);
-    if (why != nullptr && !std::exchange(roomy.expandable_segments, true)) replayers.emplace_back(roomy);
-    std::vector<Growth> growths;
-    growths.reserve(2);
+    Replayer replayer(without_limit(config));
     Walker* walking = nullptr;
     // Five recorded runs on one GPU peak in the capture, on top of the last step's fp32 gradients, and one pipeline
     // without such gradients, by its allocations. Of two pipelines with them neither did, and why is not known: there
@@ -150,9 +178,7 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
       bool eager = false, capture = false;
     } most;  // a block whose rest is not worth splitting off counts as a whole: by the allocator's bytes
     const Listener replay = [&](const Event& event) {
-      for (Growth& growth : growths) growth.before(event);
-      for (Replayer& each : replayers) each(event);
-      for (Growth& growth : growths) growth.after();
+      replayer(event);
       const bool capture = walking->captures(), eager = walking->in_eager() || capture;
       const auto allocated = capture && counts_capture ? replayer.captured() : replayer.allocator().allocated();
       if (allocated > most.allocated || (most.eager && !eager && allocated == most.allocated)) {
@@ -163,8 +189,7 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
     };
     Walker walker(stages, program, plan, pp_rank, asynchronous, replay);
     walking = &walker;
-    if (why != nullptr)
-      for (const Replayer& each : replayers) growths.emplace_back(each, walker);
+    const std::span replayers(&replayer, 1);
     if (!listener) leave_out_repeats(walker, replayers);
     walker.reach_second_step([&] { result.static_bytes = Bytes(replayer.allocator().allocated()); },
                              [&] {
@@ -172,7 +197,6 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
                                replayer.reset_peaks(), most = {};
                              });
     walker.step();
-    if (why != nullptr) *why = {growths.front().found(stages, *whole), growths.back().found(stages, *whole)};
     // Graphs replay in their pool: their capture, or the steps before it, allocate more.
     const Walker& highest = walker.part(most.eager);
     const auto moment = highest.remembered();
@@ -190,14 +214,36 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
     if (result.peak_owners.back().bytes == Bytes()) result.peak_owners.pop_back();
     result.after_step = Bytes(replayer.allocator().allocated());
   }
+  const int all = processes(stages, pp_rank);
+  int most = 0;
+  for (int process = 1; process < all; ++process) {
+    Replayer replayer(without_limit(config));
+    const Listener replay = [&](const Event& event) { replayer(event); };
+    Walker walker(stages, program, plan, pp_rank, asynchronous, replay);
+    walker.draw(process);
+    const std::span replayers(&replayer, 1);
+    leave_out_repeats(walker, replayers);
+    walker.reach_second_step({}, [&] {
+      result.built = std::max(result.built, Bytes(replayer.peak_reserved()));
+      replayer.reset_peaks();
+    });
+    walker.step();
+    if (Bytes(replayer.peak_reserved()) <= result.peak_reserved) continue;
+    result.peak_reserved = Bytes(replayer.peak_reserved());
+    most = process;
+  }
+  if (why != nullptr) *why = why_reserved(stages, program, plan, pp_rank, asynchronous, most, config, *whole);
 
-  if (result.most_reserved().value > limits.untouched) {
+  if (result.most_reserved().value <= limits.untouched) return result;
+  Bytes within;
+  for (int process = 0; process < all && !result.failure; ++process) {
     Replayer replayer(with_limit(config, limits.device));
-    result.failure = survive(stages, program, plan, pp_rank, asynchronous, replayer, !listener);
-    if (!result.failure) {
-      result.retried = true;
-      result.peak_reserved = Bytes(replayer.peak_reserved());
-    }
+    result.failure = survive(stages, program, plan, pp_rank, asynchronous, process, replayer, !listener || process > 0);
+    within = std::max(within, Bytes(replayer.peak_reserved()));
+  }
+  if (!result.failure) {
+    result.retried = true;
+    result.peak_reserved = within;
   }
   return result;
 }
@@ -218,20 +264,24 @@ Explained explain(const Stages& stages, const schedule::Program& program, const 
 
 bool runs_within(const Stages& stages, const schedule::Program& program, const scenario::Scenario& scenario,
                  int pp_rank, Bytes device) {
-  const AllocatorConfig config = allocator_config(scenario);
-  Replayer replayer(with_limit(config, Limits(config, device).device));
-  const Listener replay = [&](const Event& event) { replayer(event); };
+  const AllocatorConfig config =
+      with_limit(allocator_config(scenario), Limits(allocator_config(scenario), device).device);
   const auto plan = offload::resolve(scenario, stages, program, pp_rank);
-  Walker walker(stages, program, plan, pp_rank, transfers_are_asynchronous(scenario), replay);
-  const std::span replayers(&replayer, 1);
-  leave_out_repeats(walker, replayers);
-  try {
-    walker.reach_second_step();
-    walker.step();
-    return true;
-  } catch (const OutOfMemory&) {
-    return false;
+  for (int process = 0; process < processes(stages, pp_rank); ++process) {
+    Replayer replayer(config);
+    const Listener replay = [&](const Event& event) { replayer(event); };
+    Walker walker(stages, program, plan, pp_rank, transfers_are_asynchronous(scenario), replay);
+    walker.draw(process);
+    const std::span replayers(&replayer, 1);
+    leave_out_repeats(walker, replayers);
+    try {
+      walker.reach_second_step();
+      walker.step();
+    } catch (const OutOfMemory&) {
+      return false;
+    }
   }
+  return true;
 }
 
 }  // namespace pipewright::memory

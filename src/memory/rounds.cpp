@@ -14,7 +14,7 @@ using schedule::Kind;
 
 /// By microbatch: how many of those from which on steps of pieces begin or cease to run, or other rows are drawn, came
 /// before or with it.
-std::vector<int> classes(const model::Stages& stages, int microbatches, int period) {
+std::vector<int> classes(const model::Stages& stages, int microbatches, int period, bool draws) {
   std::set<int> turns = {1};  // parameters are gathered for the first one
   const auto add = [&](const std::vector<model::Step>& steps) {
     for (const auto& step : steps) {
@@ -22,7 +22,7 @@ std::vector<int> classes(const model::Stages& stages, int microbatches, int peri
       if (step.before_microbatch < microbatches) turns.insert(step.before_microbatch);
     }
   };
-  if (std::ranges::any_of(stages.pieces, [](const model::Piece& piece) { return piece.row_spread > 0; }))
+  if (draws)
     for (int round = 1; round <= drawn_rounds; ++round) turns.insert(round * period);
   for (const auto& piece : stages.pieces) {
     for (const auto* steps : {&piece.forward, &piece.backward, &piece.weight_gradient}) add(*steps);
@@ -80,7 +80,7 @@ bool alike(const Instruction& a, const Instruction& b, int shift, const std::vec
 }  // namespace
 
 Rounds::Rounds(const model::Stages& stages, const schedule::Config& config, const schedule::RankProgram& program,
-               std::size_t chunks)
+               std::size_t chunks, bool draws)
     : chunks_(chunks), shift_(schedule::period(config)) {
   const auto& instructions = program.instructions;
   first_use_.assign(chunks * static_cast<std::size_t>(config.microbatches), instructions.size());
@@ -99,7 +99,7 @@ Rounds::Rounds(const model::Stages& stages, const schedule::Config& config, cons
   }
   begins_.push_back(instructions.size());
   const std::size_t rounds = begins_.size() - 1;
-  const auto class_of = classes(stages, config.microbatches, shift_);
+  const auto class_of = classes(stages, config.microbatches, shift_, draws);
   alike_until_.resize(rounds);
   for (std::size_t round = rounds; round-- > 0;) {
     const auto begin = instructions.begin() + static_cast<std::ptrdiff_t>(begins_[round]),

@@ -26,7 +26,7 @@ constexpr int draw_of(int microbatch, int period) {
 class Rounds {
  public:
   Rounds(const model::Stages& stages, const schedule::Config& config, const schedule::RankProgram& program,
-         std::size_t chunks);
+         std::size_t chunks, bool draws);
 
   /// The round that this instruction begins.
   std::optional<std::size_t> at(std::size_t instruction) const;

@@ -79,7 +79,6 @@ Walker::Walker(const Stages& stages, const schedule::Program& program, const off
       offload_(plan, stages, heap_),
       modules_(rank_.chunks.size(), Variable(heap_)),
       flights_(rank_.chunks.size() * static_cast<std::size_t>(config_.microbatches)) {
-  if (eager_) draws_ = eager_->draws_ = false;
   for (const auto& chunk : rank_.chunks) {
     auto& offsets = offsets_.emplace_back(1, 0);
     for (const auto piece : chunk.pieces) offsets.push_back(offsets.back() + stages_.pieces[piece].tensors.size());
@@ -98,17 +97,18 @@ const std::vector<int>& Walker::launches_of(const Piece& piece) const {
                                        : launches_[static_cast<std::size_t>(&piece - stages_.pieces.data())];
 }
 
-/// Rows as one draw of the routing sends them, over those of the mean, never fewer: what grows beyond a free segment
-/// takes a new one. Irwin-Hall of four uniform numbers for the normal distribution.
+/// Rows as one draw of the routing sends them, over those of the mean: what grows beyond a free segment takes a new
+/// one. Irwin-Hall of four uniform numbers for the normal distribution.
 double Walker::drawn_rows(const Piece& piece, int layer, int microbatch) const {
-  if (!draws_ || piece.row_spread == 0) return 1;
+  if (process_ == 0 || piece.row_spread == 0) return 1;
   const auto draw = static_cast<std::uint64_t>(draw_of(microbatch, schedule::period(config_)));
   const auto bits =
-      Chance(static_cast<std::uint64_t>(steps_begun_) << 48 | static_cast<std::uint64_t>(layer + 1) << 24 | draw)
+      Chance(static_cast<std::uint64_t>(process_) << 56 | static_cast<std::uint64_t>(eager_ != nullptr) << 55 |
+             static_cast<std::uint64_t>(steps_begun_) << 48 | static_cast<std::uint64_t>(layer + 1) << 24 | draw)
           .next();
   double sum = -2;
   for (int part = 0; part < 4; ++part) sum += static_cast<double>(bits >> 16 * part & 0xffff) / 0xffff;
-  return 1 + piece.row_spread * std::max(0.0, sum * std::numbers::sqrt3);
+  return std::max(0.0, 1 + piece.row_spread * sum * std::numbers::sqrt3);
 }
 
 void Walker::run(const std::vector<Step>& steps, const Piece& piece, int layer, int microbatch, std::uint32_t* blocks) {
@@ -339,7 +339,7 @@ bool Walker::wait(const Part& part) {
 void Walker::leave_out_repeats(const Beside& beside) {
   if (eager_) eager_->leave_out_repeats(beside);
   if (!offload_.plan().empty()) return;  // its actions name microbatches, and there are more after the first step
-  rounds_ = std::make_unique<const Rounds>(stages_, config_, program_, rank_.chunks.size());
+  rounds_ = std::make_unique<const Rounds>(stages_, config_, program_, rank_.chunks.size(), process_ > 0);
   beside_ = beside;
 }
 

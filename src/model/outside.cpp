@@ -11,8 +11,9 @@
 //       (gradients, parameters); the model-parallel group (whether the update succeeded); the group of the gradient
 //       norm; for pipeline transfers one a neighbour pair and group (unbatched) or the group's (batched); the embedding
 //       group (tied weights). Experts add tp-ep (token counts), ep (all-to-all), expert tp where they have more than
-//       one rank, expert data parallel, the pipeline group (losses of the router are logged), and tensor-data (expert
-//       bias).
+//       one rank, expert data parallel, the pipeline group (losses of the router are logged), tensor-context (auxiliary
+//       losses), and tensor-data (expert bias, z-loss, global auxiliary loss).
+//   NCCL's library: where no communicator has a second rank less of it is loaded.
 //   process group with a device_id: every group that parallel_state.initialize_model_parallel makes gets its
 //     communicator at once (core_r0.19.0 megatron/core/parallel_state.py:938-1570), those of one rank too. What a
 //     communicator takes: something from the start, more with its first collective (NCCL 2.22 and later connect then).
@@ -49,11 +50,15 @@ struct Layout {
         experts(scenario.model.num_moe_experts.has_value()),
         hybridep(experts && scenario.settings.moe_token_dispatcher_type == "flex" &&
                  scenario.settings.moe_flex_dispatcher_backend == "hybridep"),
-        all_to_all(experts && scenario.settings.moe_token_dispatcher_type != "allgather" && !hybridep) {}
+        all_to_all(experts && scenario.settings.moe_token_dispatcher_type != "allgather" && !hybridep),
+        rings([&] {
+          const auto shared = scenario::context_sharing(scenario);
+          return (!shared || (shared->ring == c && !shared->gathers)) && !scenario::has_mamba_layer(scenario);
+        }()) {}
 
   const scenario::Scenario& s;
   const Int world, t, p, c, d, ep, etp, edp;
-  const bool tied, experts, hybridep, all_to_all;
+  const bool tied, experts, hybridep, all_to_all, rings;  ///< rings: context parallelism by p2p alone
   bool ends(int rank) const { return rank == 0 || rank == p - 1; }
 };
 
@@ -95,21 +100,33 @@ std::vector<Int> used_groups(const Layout& l, int rank) {
   }
   // Without sequence parallelism all-reduce of activations: another algorithm with buffers of its own.
   if (l.t > 1 && !o.sequence_parallel) sizes.push_back(l.t);
-  if (l.c > 1) sizes.push_back(l.c);
+  if (l.c > 1 && !l.rings) sizes.push_back(l.c);
   if (l.tied && l.ends(rank)) sizes.push_back(2);
+  // Of every rank that has other tokens. Maxima of delayed scaling (parallel_state.py:1877), where there are several.
+  bool all_tokens =
+      o.fp8 && o.fp8_recipe.value_or("delayed") == "delayed" && !o.tp_only_amax_red && l.t * l.d * l.c > 1;
   if (l.experts) {
     if (l.ep * l.etp > 1) sizes.push_back(l.ep * l.etp);
     if (l.etp > 1) sizes.push_back(l.etp);
     if (scenario::experts_have_own_group(l.s)) sizes.push_back(l.edp);
     sizes.push_back(l.p);
-    if (l.s.model.moe_router_enable_expert_bias) sizes.push_back(l.t * l.d * l.c);
+    // Losses are logged per step (transformer/moe/moe_logging.py:240-290), those that a group adds up by it, too.
+    const auto has_loss = [&](const char* type) {
+      const auto& types = o.moe_router_load_balancing_type;
+      const auto at = std::ranges::find(types, type) - types.begin();
+      return at < std::ssize(types) && at < std::ssize(o.moe_aux_loss_coeff) && o.moe_aux_loss_coeff[at] > 0;
+    };
+    if (has_loss("aux_loss") || has_loss("seq_aux_loss")) sizes.push_back(l.t * l.c);
+    all_tokens = all_tokens || l.s.model.moe_router_enable_expert_bias || has_loss("global_aux_loss") ||
+                 o.moe_z_loss_coeff.has_value();
   }
+  if (all_tokens) sizes.push_back(l.t * l.d * l.c);
   return sizes;
 }
 
 /// Communicators that carry only sends and receives.
 Int made_for_transfers(const Layout& l, int rank) {
-  Int count = l.all_to_all && l.ep > 1 ? 1 : 0;
+  Int count = (l.all_to_all && l.ep > 1) + (l.c > 1 && l.rings);
   if (l.p == 1) return count;
   if (scenario::batch_p2p_comm(l.s)) return count + 1;
   if (l.p == 2) return count + 2;  // the way back goes through the world group (p2p_communication.py:70-80)
@@ -178,8 +195,11 @@ Bytes outside_allocator(const scenario::Scenario& s, const profile::Profiles& pr
   if (buffers > 0) communicators += several + connected;
   const Int channels = peer_channels(l, pp_rank);
   const Int peers = channels * bytes("nccl_peers_2_bytes", in_use) / channels_in_node;
-  const Int once = bytes("context_bytes", "context_bytes") + bytes("framework_bytes", nullptr) +
-                   bytes("nccl_library_bytes", nullptr) +
+  const Int among_many = bytes("nccl_library_bytes", nullptr),
+            library = l.world == 1 && profiles.find_scalar("memory.outside.nccl_library_1_bytes")
+                          ? bytes("nccl_library_1_bytes", nullptr)
+                          : among_many;
+  const Int once = bytes("context_bytes", "context_bytes") + bytes("framework_bytes", nullptr) + library +
                    (channels > 0 ? bytes("nccl_transfer_library_bytes", nullptr) : 0);
   return Bytes(once + communicators + peers + buffers + hybridep_buffers(l, profiles.device()));
 }

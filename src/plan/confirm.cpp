@@ -9,12 +9,6 @@
 
 namespace pipewright::plan {
 
-namespace {
-
-std::int64_t exact_work(const Scenario& s) { return scenario::num_microbatches(s) * s.model.num_layers; }
-
-}  // namespace
-
 /// Counts the work of a trial that is to be predicted, unless that were too much.
 bool Searcher::take_work(const Trial& trial, std::int64_t most) {
   const auto work = exact_work(trial.candidate.scenario);
@@ -259,6 +253,7 @@ void Searcher::predict_one(std::size_t index, const predict::Prediction* same) {
     const bool again = same != nullptr && options_.repredict_reserved;
     prediction = again ? options_.repredict_reserved(s, *same) : options_.predict(s);
     if (!again) ++simulated_;
+    walked_ += exact_work(s);
     trial.probability = options_.probability ? options_.probability(prediction).value_or(1) : 1;
     trial.done = true;
   } catch (const UsageError& error) {

@@ -249,12 +249,12 @@ bool Searcher::try_all(const std::vector<std::size_t>& structures, bool offload,
   if (structures.empty()) return false;
   for (const auto i : structures) (offload ? known_[i].climbed_offload : known_[i].climbed) = true;
   Only only{{structures.begin(), structures.end()}, offload};
-  const auto looks = [&](int most) {
+  const auto look_on = [&](int most) {
     for (int n = 0; n < most && !interrupted_; ++n)
       if (!look(std::min(limit, fastest() * (1 - tie_share)), only)) break;
   };
   if (offload) {
-    looks(most_looks);
+    look_on(most_looks);
     return fastest() < limit;
   }
   // Floor, glance, estimate and steps of each; then floor, glance, estimate and walk of what is opened of those.
@@ -271,7 +271,7 @@ bool Searcher::try_all(const std::vector<std::size_t>& structures, bool offload,
   skip_ahead(left);
   move_ahead(left);
   only.steps = false, only.moving = true;
-  looks(after);
+  look_on(after);
   return fastest() < limit;
 }
 
@@ -280,10 +280,10 @@ bool Searcher::try_all(const std::vector<std::size_t>& structures, bool offload,
 void Searcher::climb() {
   constexpr int most_steps = 8;
   constexpr std::int64_t most_effort = 1000;
-  const auto begun = effort();
+  const auto begun = looks();
   for (int step = 0; step < most_steps && !interrupted_; ++step) {
     const auto best = fastest_of(any_structure);
-    if (best && effort() - begun > most_effort) return;
+    if (best && looks() - begun > most_effort) return;
     if (!best) {
       const auto first = promising({}, never / 2);
       if (first.empty()) return;

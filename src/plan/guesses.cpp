@@ -274,13 +274,15 @@ std::optional<std::size_t> Searcher::likely_offload(std::size_t trial, Bytes spa
 
 /// Memory as it is reserved on the ranks that have least to spare: a small part of a prediction, and most of what is
 /// near the limit fails it.
-bool Searcher::fullest_ranks_fit(const Trial& trial) const {
+bool Searcher::fullest_ranks_fit(const Trial& trial) {
   if (!options_.repredict_reserved) return true;
   constexpr std::size_t most = 2;
   predict::Prediction some = *trial.quick;
   std::ranges::stable_sort(some.ranks, std::greater<>(),
                            [](const auto& rank) { return rank.walk.peak_reserved + rank.outside_allocator; });
+  const auto ranks = std::max<std::int64_t>(1, std::ssize(some.ranks));
   if (some.ranks.size() > most) some.ranks.erase(some.ranks.begin() + most, some.ranks.end());
+  walked_ += exact_work(trial.candidate.scenario) * std::ssize(some.ranks) / ranks;
   return options_.repredict_reserved(trial.candidate.scenario, some).fits;
 }
 

@@ -115,9 +115,13 @@ std::vector<Searcher::Node> Searcher::next_nodes(double limit, const Only& only)
 void Searcher::look_closer() {
   constexpr int between_dives = 12;
   constexpr std::int64_t least_wait = 64;
-  std::int64_t wait = least_wait, next_climb = 0;  // in effort
+  std::int64_t wait = least_wait, next_climb = 0, next_dive = 0;  // in effort
   for (int round = 1; !interrupted_ && look(fastest() * (1 - tie_share)); ++round) {
-    if (round % between_dives == between_dives / 4) dive();
+    if (round % between_dives == between_dives / 4 && effort() >= next_dive) {
+      const auto begun = effort();
+      dive();
+      next_dive = 2 * effort() - begun;
+    }
     if (effort() < next_climb) continue;
     const double before = fastest();
     const auto begun = effort();

@@ -22,6 +22,7 @@
 
 #include "candidates.hpp"
 #include "pipewright/plan.hpp"
+#include "pipewright/scenario/derived.hpp"
 #include "space.hpp"
 #include "spread_bounds.hpp"
 
@@ -33,6 +34,10 @@ inline constexpr double never = std::numeric_limits<double>::max();
 /// more than `good_gap` from the best; beyond that; for what stands beside the best. 10,000 take about a second.
 inline constexpr std::int64_t most_exact_work = 400'000, most_polish = 60'000, most_beside = 40'000;
 inline constexpr double good_gap = 0.01;
+/// As long as a look takes, some 4 ms.
+inline constexpr std::int64_t work_of_a_look = 40;
+
+inline std::int64_t exact_work(const Scenario& s) { return scenario::num_microbatches(s) * s.model.num_layers; }
 
 /// An estimate is seldom more than this share above a glance (nine of ten structures of Llama 3.1 405B: 3.6 %).
 inline constexpr double most_beside_kernels = 0.04;
@@ -183,7 +188,7 @@ class Searcher {
   std::optional<std::size_t> fastest_of(std::size_t structure) const;
   std::optional<std::size_t> representative(std::size_t structure, int looks_at_most = 40);
   bool confirm_if_better(std::size_t trial);
-  bool fullest_ranks_fit(const Trial& trial) const;
+  bool fullest_ranks_fit(const Trial& trial);
   bool walk_fits(std::size_t trial);
   bool may_be_confirmed(std::size_t trial);
   void confirm_best();
@@ -207,7 +212,9 @@ class Searcher {
   void move_ahead(const std::vector<std::size_t>& structures);
   bool try_all(const std::vector<std::size_t>& structures, bool offload, double limit);
   /// Looks so far; an estimate takes as long as several others.
-  std::int64_t effort() const { return progress_.done + 8 * estimated_; }
+  std::int64_t looks() const { return progress_.done + 8 * estimated_; }
+  /// ... and as many as would have taken as long as simulations and walks of reserved memory.
+  std::int64_t effort() const { return looks() + walked_ / work_of_a_look; }
   void climb();
 
   void in_parallel(std::size_t count, const std::function<void(std::size_t)>& function);
@@ -242,8 +249,9 @@ class Searcher {
   std::atomic<std::int64_t> simulated_ = 0, estimated_ = 0, bounded_ = 0;
   std::atomic<bool> interrupted_ = false;
   std::int64_t exact_work_ = 0;
-  bool finalists_left_ = false;  ///< for want of exact work
-  double mark_ = never;          ///< what the looks of this round have to exceed to exclude
+  std::atomic<std::int64_t> walked_ = 0;  ///< exact work in all; of a walk the share of its ranks
+  bool finalists_left_ = false;           ///< for want of exact work
+  double mark_ = never;                   ///< what the looks of this round have to exceed to exclude
   Progress progress_;
   std::mutex mutex_;
 };

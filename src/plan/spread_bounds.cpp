@@ -143,6 +143,33 @@ const Layers* SpreadBounds::kept(const Choices& choices, const Choice& choice) c
   return choice.as_moved.get();
 }
 
+Bytes SpreadBounds::lacking_of_any(const predict::SpreadFloor& floor, const predict::Split& split,
+                                   const Choices& choices) const {
+  constexpr std::size_t few = 4;  // are as soon looked at themselves
+  if (choices.all.size() <= few) return Bytes(0);
+  std::call_once(choices.least_found, [&] {
+    std::set<std::size_t> parts;  // of a larger set, which keeps less
+    for (const Choice& choice : choices.all) parts.insert(choice.within.begin(), choice.within.end());
+    auto least = choices.bare_kept;  // beside which a backward makes least
+    for (std::size_t i = 0; i < choices.all.size(); ++i) {
+      const Choice& choice = choices.all[i];
+      // Layers in full keep no less one by one than one for a whole chunk.
+      if (parts.contains(i) || choice.kind == Choice::Kind::any_block) continue;
+      const auto to_be_priced = [](const Layers&) { return false; };
+      if (choice.kind == Choice::Kind::block || built(choices, choice, to_be_priced) == nullptr) return;
+      if (choice.kind == Choice::Kind::groups)
+        choices.in_full = kept(choices, choice);
+      else
+        least = std::make_shared<Layers>(predict::least_of(*least, *kept(choices, choice)));
+    }
+    choices.least = least;
+  });
+  if (!choices.least) return Bytes(0);
+  const auto by_modules = floor.lacking(split, Replay{choices.least.get()});
+  if (by_modules <= Bytes(0) || choices.in_full == nullptr) return by_modules;
+  return std::min(by_modules, floor.lacking(split, Replay{choices.bare_kept.get(), choices.in_full, 0, true}));
+}
+
 const SpreadBounds::Choices& SpreadBounds::choices(const Spread& spread, const Kernels& kernels) {
   std::call_once(kernels.chosen, [&] {
     const auto overlap = overlap_of(kernels.example);
@@ -233,6 +260,16 @@ SpreadBound SpreadBounds::bound(const Spread& spread, const Kernels& kernels, st
   const bool any_open = std::ranges::count_if(splits, [&](const OfSplit& one) { return open(one, kernels.bare); }) > 0;
   static const Choices no_choices;
   const Choices& choices = any_open ? this->choices(spread, kernels) : no_choices;
+  // Most that do not fit with one choice fit with none.
+  if (any_open) {
+    const double of_all = std::ranges::min(splits, {}, &OfSplit::bare).bare;
+    std::erase_if(splits, [&](const OfSplit& one) {
+      const auto lacks = lacking_of_any(floor, *one.split, choices);
+      if (lacks > Bytes(0)) lacking = std::min(lacking, lacks);
+      return lacks > Bytes(0);
+    });
+    if (splits.empty()) return {of_all, lacking, true};
+  }
   // Memory is the cheaper question.
   const auto take = [&](OfSplit& one, double time, Fit fit, const Replay& all, const auto& moved, const Layers& layers,
                         const std::vector<double>& part) {

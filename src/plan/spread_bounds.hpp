@@ -139,6 +139,9 @@ class SpreadBounds {
     Scenario of_bare;
     std::shared_ptr<const predict::Layers> bare, bare_kept;
     std::deque<Choice> all;
+    mutable std::once_flag least_found;
+    mutable std::shared_ptr<const predict::Layers> least;  ///< no set of modules keeps less; null: that is not known
+    mutable const predict::Layers* in_full = nullptr;      ///< whole chunks; null: that is no choice
   };
   /// A split, and what its kernels cost at least; `ordered`: also in the order of the schedule.
   struct OfSplit {
@@ -164,6 +167,8 @@ class SpreadBounds {
   const predict::Layers* built(const Choices& choices, const Choice& choice,
                                const std::function<bool(const predict::Layers&)>& worth_a_price) const;
   const predict::Layers* timed(const Choices& choices, const Choice& choice) const;
+  /// What a split lacks whatever is recomputed and moved, at least; none or less: it may fit, or nothing is known.
+  Bytes lacking_of_any(const predict::SpreadFloor& floor, const predict::Split& split, const Choices& choices) const;
   const predict::Layers* kept(const Choices& choices, const Choice& choice) const;
   std::shared_ptr<const predict::Layers> kept(const Scenario& with,
                                               const std::shared_ptr<const predict::Layers>& timed) const;

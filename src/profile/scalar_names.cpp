@@ -62,6 +62,7 @@ constexpr std::array whole_names = {
     "memory.outside.nccl_communicator_bytes",
     "memory.outside.nccl_group_1_bytes",
     "memory.outside.nccl_group_bytes",
+    "memory.outside.nccl_library_1_bytes",
     "memory.outside.nccl_library_bytes",
     "memory.outside.nccl_transfer_library_bytes",
     "rope.backward.empty_us",
