@@ -58,30 +58,35 @@ void leave_out_repeats(Walker& walker, const Replayers& replayers) {
                             }});
 }
 
-/// Why a process reserves what it does: as configured, and with expandable segments, too.
-Fragmentations why_reserved(const Stages& stages, const schedule::Program& program, const offload::Plan& plan, int rank,
-                            bool asynchronous, int process, AllocatorConfig config, Bytes device) {
-  config = without_limit(config);
-  std::vector<Replayer> replayers;
-  std::vector<Growth> growths;
-  replayers.reserve(2), growths.reserve(2);  // they stay where they are
-  replayers.emplace_back(config);
-  if (!std::exchange(config.expandable_segments, true)) replayers.emplace_back(config);
-  const Listener replay = [&](const Event& event) {
-    for (Growth& growth : growths) growth.before(event);
-    for (Replayer& each : replayers) each(event);
-    for (Growth& growth : growths) growth.after();
-  };
-  Walker walker(stages, program, plan, rank, asynchronous, replay);
-  walker.draw(process);
-  for (const Replayer& each : replayers) growths.emplace_back(each, walker);
-  leave_out_repeats(walker, replayers);
-  walker.reach_second_step({}, [&] {
-    for (Replayer& each : replayers) each.reset_peaks();
-  });
-  walker.step();
-  return {growths.front().found(stages, device), growths.back().found(stages, device)};
-}
+/// The allocator of one process as configured; where it is asked why it reserves what it does, with expandable
+/// segments, too.
+class Watched {
+ public:
+  Watched(AllocatorConfig config, bool why) : why_(why) {
+    replayers_.reserve(2), growths_.reserve(2);  // they stay where they are
+    replayers_.emplace_back(config);
+    if (why && !std::exchange(config.expandable_segments, true)) replayers_.emplace_back(config);
+  }
+  void follow(Walker& walker) {
+    if (!why_) return;
+    for (const Replayer& each : replayers_) growths_.emplace_back(each, walker);
+  }
+  void operator()(const Event& event) {
+    for (Growth& growth : growths_) growth.before(event);
+    for (Replayer& each : replayers_) each(event);
+    for (Growth& growth : growths_) growth.after();
+  }
+  Replayer& replayer() { return replayers_.front(); }
+  const std::vector<Replayer>& all() const { return replayers_; }
+  Fragmentations found(const Stages& stages, Bytes device) {
+    return {growths_.front().found(stages, device), growths_.back().found(stages, device)};
+  }
+
+ private:
+  bool why_;
+  std::vector<Replayer> replayers_;
+  std::vector<Growth> growths_;
+};
 
 /// Replays a process under a limit; what happened is the failure, if there is one.
 std::optional<Failure> survive(const Stages& stages, const schedule::Program& program, const offload::Plan& plan,
@@ -167,7 +172,8 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
   result.pinned = plan.pinned + held.pinned;
   result.pageable = held.pageable;
   {
-    Replayer replayer(without_limit(config));
+    Watched watched(without_limit(config), why != nullptr);
+    Replayer& replayer = watched.replayer();
     Walker* walking = nullptr;
     // Five recorded runs on one GPU peak in the capture, on top of the last step's fp32 gradients, and one pipeline
     // without such gradients, by its allocations. Of two pipelines with them neither did, and why is not known: there
@@ -178,7 +184,7 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
       bool eager = false, capture = false;
     } most;  // a block whose rest is not worth splitting off counts as a whole: by the allocator's bytes
     const Listener replay = [&](const Event& event) {
-      replayer(event);
+      watched(event);
       const bool capture = walking->captures(), eager = walking->in_eager() || capture;
       const auto allocated = capture && counts_capture ? replayer.captured() : replayer.allocator().allocated();
       if (allocated > most.allocated || (most.eager && !eager && allocated == most.allocated)) {
@@ -189,14 +195,15 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
     };
     Walker walker(stages, program, plan, pp_rank, asynchronous, replay);
     walking = &walker;
-    const std::span replayers(&replayer, 1);
-    if (!listener) leave_out_repeats(walker, replayers);
+    watched.follow(walker);
+    if (!listener) leave_out_repeats(walker, watched.all());
     walker.reach_second_step([&] { result.static_bytes = Bytes(replayer.allocator().allocated()); },
                              [&] {
                                result.built = Bytes(replayer.peak_reserved());
                                replayer.reset_peaks(), most = {};
                              });
     walker.step();
+    if (why != nullptr) *why = watched.found(stages, *whole);
     // Graphs replay in their pool: their capture, or the steps before it, allocate more.
     const Walker& highest = walker.part(most.eager);
     const auto moment = highest.remembered();
@@ -215,14 +222,14 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
     result.after_step = Bytes(replayer.allocator().allocated());
   }
   const int all = processes(stages, pp_rank);
-  int most = 0;
   for (int process = 1; process < all; ++process) {
-    Replayer replayer(without_limit(config));
-    const Listener replay = [&](const Event& event) { replayer(event); };
+    Watched watched(without_limit(config), why != nullptr);
+    Replayer& replayer = watched.replayer();
+    const Listener replay = [&](const Event& event) { watched(event); };
     Walker walker(stages, program, plan, pp_rank, asynchronous, replay);
     walker.draw(process);
-    const std::span replayers(&replayer, 1);
-    leave_out_repeats(walker, replayers);
+    watched.follow(walker);
+    leave_out_repeats(walker, watched.all());
     walker.reach_second_step({}, [&] {
       result.built = std::max(result.built, Bytes(replayer.peak_reserved()));
       replayer.reset_peaks();
@@ -230,9 +237,8 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
     walker.step();
     if (Bytes(replayer.peak_reserved()) <= result.peak_reserved) continue;
     result.peak_reserved = Bytes(replayer.peak_reserved());
-    most = process;
+    if (why != nullptr) *why = watched.found(stages, *whole);
   }
-  if (why != nullptr) *why = why_reserved(stages, program, plan, pp_rank, asynchronous, most, config, *whole);
 
   if (result.most_reserved().value <= limits.untouched) return result;
   Bytes within;

@@ -10,9 +10,10 @@
 //       world (barrier); tensor parallel (the batch is broadcast; on stages that read one); data and context parallel
 //       (gradients, parameters); the model-parallel group (whether the update succeeded); the group of the gradient
 //       norm; for pipeline transfers one a neighbour pair and group (unbatched) or the group's (batched); the embedding
-//       group (tied weights). Experts add tp-ep (token counts), ep (all-to-all), expert tp where they have more than
-//       one rank, expert data parallel, the pipeline group (losses of the router are logged), tensor-context (auxiliary
-//       losses), and tensor-data (expert bias, z-loss, global auxiliary loss).
+//       group (weights tied, or used again by multi-token prediction). Experts add tp-ep (token counts), ep
+//       (all-to-all), expert tp where they have more than one rank, expert data parallel, the pipeline group (losses of
+//       the router are logged), tensor-context (auxiliary losses), and tensor-data (expert bias, z-loss, global
+//       auxiliary loss).
 //   NCCL's library: where no communicator has a second rank less of it is loaded.
 //   process group with a device_id: every group that parallel_state.initialize_model_parallel makes gets its
 //     communicator at once (core_r0.19.0 megatron/core/parallel_state.py:938-1570), those of one rank too. What a
@@ -46,7 +47,7 @@ struct Layout {
         ep(scenario.settings.expert_model_parallel_size),
         etp(scenario::expert_tensor_parallel_size(scenario)),
         edp(scenario::expert_data_parallel_size(scenario)),
-        tied(p > 1 && !scenario.model.untie_embeddings_and_output_weights),
+        tied(p > 1 && (!scenario.model.untie_embeddings_and_output_weights || scenario.model.mtp_num_layers > 0)),
         experts(scenario.model.num_moe_experts.has_value()),
         hybridep(experts && scenario.settings.moe_token_dispatcher_type == "flex" &&
                  scenario.settings.moe_flex_dispatcher_backend == "hybridep"),

@@ -69,7 +69,7 @@ def main():
     ]
     missing = {name: [] for name, _ in columns}
     for rule, file, texts in sources():
-        if file.startswith("megatron/"):
+        if file.startswith(("megatron/", "pretrain_")):
             lines = [megatron.line(commit, file, texts) for _, commit in columns]
             for (name, _), line in zip(columns, lines):
                 if texts and not line:

@@ -327,6 +327,18 @@ std::vector<Rule> model_rules() {
        [](const Scenario& s) { return s.model.mtp_num_layers.value_or(0) > 0 && scenario::mtp_is_linear_attention(s); },
        "Multi-Token Prediction (MTP) is not yet supported with the linear attention of the last decoder layer",
        "set mtp_num_layers: 0, or a linear_attention_freq that ends with softmax attention"},
+      {"model.mtp-attention-variant",  // whose builder is megatron/training/models/gpt.py: mtp_block_spec
+       violation,
+       core,
+       {"mtp_num_layers", "experimental_attention_variant"},
+       from(v0_19).except(dev),
+       [](const Scenario& s) {
+         return scenario::parsed_by_megatron(s) && s.model.mtp_num_layers && s.model.experimental_attention_variant &&
+                !scenario::is_hybrid(s);
+       },
+       "Experimental attention variant is not supported with get_gpt_decoder_layer_specs, but got "
+       "config.experimental_attention_variant='{experimental_attention_variant}'.",
+       "set mtp_num_layers: none (0 fails, too), or train by Megatron Bridge"},
       {"model.mtp-position",
        violation,
        arguments,

@@ -280,7 +280,7 @@ namespace {
 
 /// Memory outside the allocator as counts: digits of the result, from the right: once (context, framework, NCCL's
 /// kernels), kernels of transfers; communicators of one rank and of several; their first collectives; peers.
-std::int64_t outside(std::initializer_list<const char*> settings, int gpus, int rank = 0) {
+std::int64_t outside(const std::vector<const char*>& settings, int gpus, int rank = 0) {
   profile::Profile p;
   const auto put = [&](const char* name, double value) {
     p.scalars[std::string("memory.outside.") + name] = {value, 0, profile::Origin::measured, "test"};
@@ -288,6 +288,7 @@ std::int64_t outside(std::initializer_list<const char*> settings, int gpus, int 
   put("context_bytes", 1);
   put("framework_bytes", 1);
   put("nccl_library_bytes", 1);
+  put("nccl_library_1_bytes", 5);
   put("nccl_transfer_library_bytes", 10);
   put("nccl_group_1_bytes", 100);
   put("nccl_group_bytes", 1000);
@@ -317,6 +318,52 @@ TEST_CASE("communicators of stock Megatron on two GPUs, as runs of pretrain_gpt.
   CHECK(outside(
             {"tensor_model_parallel_size=2", "sequence_parallel=true", overlap, "fp8=hybrid", "fp8_recipe=tensorwise"},
             2) == 55103 + 16 * buffers);
+}
+
+TEST_CASE("communicators of losses, maxima and rings, as runs of pretrain_gpt.py on one and two GPUs made them") {
+  using Settings = std::vector<const char*>;
+  const auto of = [](const Settings& settings, int gpus) { return outside(settings, gpus); };
+  // What more settings add to those before: 100 a communicator of one rank, 11000 of two that reduce.
+  const auto add = [&](const Settings& before, const Settings& more, int gpus) {
+    Settings all = before;
+    all.insert(all.end(), more.begin(), more.end());
+    return of(all, gpus) - of(before, gpus);
+  };
+  // Alone: world, data parallel, gradient norm, tensor parallel, model parallel; less of NCCL's library.
+  CHECK(of({}, 1) == 507);
+  const Settings experts = {"num_moe_experts=8", "moe_router_topk=2", "moe_token_dispatcher_type=alltoall"};
+  const char *aux = "moe_router_load_balancing_type=aux_loss",
+             *sequences = "moe_router_load_balancing_type=seq_aux_loss",
+             *all = "moe_router_load_balancing_type=global_aux_loss", *weighs = "moe_aux_loss_coeff=0.01",
+             *z = "moe_z_loss_coeff=0.001", *bias = "moe_router_enable_expert_bias=true",
+             *scores = "moe_router_score_function=sigmoid";
+  CHECK(add(experts, {aux}, 2) == 0);  // without a weight nothing is logged
+  for (const char* type : {aux, sequences}) CHECK(add(experts, {type, weighs}, 2) == 100);
+  const Settings split = {"num_moe_experts=8",
+                          "moe_router_topk=2",
+                          "tensor_model_parallel_size=2",
+                          "sequence_parallel=true",
+                          "expert_tensor_parallel_size=1",
+                          "expert_model_parallel_size=2"};
+  for (const char* type : {aux, sequences}) CHECK(add(split, {type, weighs}, 2) == 11000);
+  const Settings once[] = {{z}, {all, weighs}, {bias, scores}, {z, bias, scores}, {z, all, weighs}};
+  for (const Settings& more : once) {
+    CHECK(add(experts, more, 2) == 11000);
+    CHECK(add(experts, more, 1) == 100);
+  }
+  const Settings maxima = {"fp8=hybrid", "fp8_recipe=delayed"};
+  CHECK(add({}, maxima, 2) == 11000);
+  CHECK(add({}, maxima, 1) == 0);
+  CHECK(add({}, {"fp8=hybrid", "fp8_recipe=tensorwise"}, 2) == 0);
+  CHECK(add({}, {"fp8=hybrid", "fp8_recipe=delayed", "tp_only_amax_red=true"}, 2) == 0);
+  CHECK(add(experts, {"fp8=hybrid", "fp8_recipe=delayed", z}, 2) == 11000);  // the same group
+  // The last stage has the embedding, too: with multi-token prediction, or tied.
+  const Settings stages = {"pipeline_model_parallel_size=2", "batch_p2p_comm=false"};
+  for (const char* again : {"mtp_num_layers=1", "untie_embeddings_and_output_weights=false"})
+    CHECK(add(stages, {again}, 2) == 11000);
+  // A ring only sends and receives: its group makes a communicator without a collective, and peers.
+  const Settings ring = {"context_parallel_size=2"};
+  CHECK(add(ring, {"cp_comm_type=a2a"}, 2) == 10000);
 }
 
 TEST_CASE("userbuffers leave the multiprocessors of the configuration that Bridge's recipe names, else TE's 16") {

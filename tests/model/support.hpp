@@ -26,7 +26,7 @@ cluster: {profile: h200-sxm, num_gpus: 32, gpus_per_node: 8}
                          "llama70b.yaml");
 }
 
-inline scenario::Scenario with(scenario::Scenario s, std::initializer_list<const char*> settings) {
+inline scenario::Scenario with(scenario::Scenario s, const std::vector<const char*>& settings) {
   for (const auto* setting : settings) scenario::set(s, setting);
   return s;
 }

@@ -45,8 +45,11 @@ TEST_CASE("what is proposed for a bare architecture breaks no rule and idles now
         scenario::set(s, "pp=2");
         CHECK(plan::proposed(s).settings.overlap_p2p_comm);
       }
-      for (const auto& finding : plan::check(plan::proposed(s)))
-        CHECK_MESSAGE((finding.severity == plan::Severity::trap || finding.rule == "layers.pipeline"), finding.rule);
+      for (const auto& finding : plan::check(plan::proposed(s))) {
+        // Layers that the model has are for the user to leave out: of Qwen3.5 pretrain_gpt.py cannot build them all.
+        const bool own = finding.rule == "layers.pipeline" || finding.rule == "model.mtp-attention-variant";
+        CHECK_MESSAGE((finding.severity == plan::Severity::trap || own), finding.rule);
+      }
     }
   CHECK(families > 100);
   // What is stated stays, and is refused.

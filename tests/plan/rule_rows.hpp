@@ -73,6 +73,10 @@ const RuleRow rule_rows[] = {
     {"model.mtp-linear-attention", "dense",
      "mtp_num_layers=1; experimental_attention_variant=gated_delta_net; linear_attention_freq=1000",
      "mtp_num_layers=1; experimental_attention_variant=gated_delta_net; linear_attention_freq=1"},
+    {"model.mtp-attention-variant", "dense",
+     "process_group_device_id=false; mtp_num_layers=0; experimental_attention_variant=gated_delta_net; "
+     "linear_attention_freq=4",
+     "mtp_num_layers=0; experimental_attention_variant=gated_delta_net; linear_attention_freq=4"},
     {"model.mtp-position", "dense", "mtp_num_layers=1; position_embedding_type=learned_absolute",
      "mtp_num_layers=1; position_embedding_type=rope"},
     {"model.positions-cover-sequence", "dense", "max_position_embeddings=16", "max_position_embeddings=1000000"},
