@@ -5,7 +5,6 @@
 #include <sstream>
 
 #include "packed_rows.hpp"
-#include "pipewright/effects.hpp"
 #include "pipewright/model.hpp"
 #include "pipewright/scenario/derived.hpp"
 #include "pipewright/scenario/fields.hpp"
@@ -124,7 +123,7 @@ bool has(const scenario::Strings& list, const char* name) {
 /// Where what is not modelled beside them is ignored, all is launched one by one.
 Graphs own_graphs(const Scenario& s) {
   Graphs g;
-  if (s.settings.use_megatron_fsdp || has(scenario::let_through(s), "cuda_graph_impl")) return g;
+  if (s.settings.use_megatron_fsdp || scenario::ignores(s, "cuda_graph_impl")) return g;
   const auto& modules = s.settings.cuda_graph_modules;
   const auto holds = [&](const char* name) { return modules.empty() || has(modules, name); };
   g.own = g.clones_gradients = true;
