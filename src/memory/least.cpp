@@ -43,8 +43,7 @@ class Survival {
         alike = false;
       }
     };
-    Walker walker(stages, program, plan, rank, asynchronous, listener);
-    walker.draw(process);
+    Walker walker(stages, program, plan, rank, asynchronous, listener, process);
     walker.reach_second_step();
     walker.step();
   }

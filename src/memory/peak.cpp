@@ -93,8 +93,7 @@ std::optional<Failure> survive(const Stages& stages, const schedule::Program& pr
                                int rank, bool asynchronous, int process, Replayer& replayer, bool leaves_out) {
   const Listener replay = [&](const Event& event) { replayer(event); };
   const Listener silent;
-  Walker walker(stages, program, plan, rank, asynchronous, replay);
-  walker.draw(process);
+  Walker walker(stages, program, plan, rank, asynchronous, replay, process);
   const std::span replayers(&replayer, 1);
   if (leaves_out) leave_out_repeats(walker, replayers);
   bool built = false;
@@ -104,8 +103,7 @@ std::optional<Failure> survive(const Stages& stages, const schedule::Program& pr
     return std::nullopt;
   } catch (const OutOfMemory& out) {
     const bool eager = walker.in_eager();
-    Walker where(stages, program, plan, rank, asynchronous, silent);
-    where.draw(process);
+    Walker where(stages, program, plan, rank, asynchronous, silent, process);
     Walker& there = where.part(eager);
     const auto& moment = there.watch(walker.part(eager).heap().events());
     where.reach_second_step();
@@ -159,7 +157,7 @@ Scout scout(const Stages& stages, const schedule::Program& program, const scenar
 
 namespace {
 
-/// `why`: of what reserves most, see why_reserved().
+/// `why`: of the process that reserves most.
 Walk walk(const Stages& stages, const schedule::Program& program, const scenario::Scenario& scenario, int pp_rank,
           std::optional<Bytes> device, const Listener& listener, std::optional<Bytes> whole, Fragmentations* why) {
   const bool asynchronous = transfers_are_asynchronous(scenario);
@@ -226,8 +224,7 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
     Watched watched(without_limit(config), why != nullptr);
     Replayer& replayer = watched.replayer();
     const Listener replay = [&](const Event& event) { watched(event); };
-    Walker walker(stages, program, plan, pp_rank, asynchronous, replay);
-    walker.draw(process);
+    Walker walker(stages, program, plan, pp_rank, asynchronous, replay, process);
     watched.follow(walker);
     leave_out_repeats(walker, watched.all());
     walker.reach_second_step({}, [&] {
@@ -270,14 +267,12 @@ Explained explain(const Stages& stages, const schedule::Program& program, const 
 
 bool runs_within(const Stages& stages, const schedule::Program& program, const scenario::Scenario& scenario,
                  int pp_rank, Bytes device) {
-  const AllocatorConfig config =
-      with_limit(allocator_config(scenario), Limits(allocator_config(scenario), device).device);
+  const AllocatorConfig config = allocator_config(scenario);
   const auto plan = offload::resolve(scenario, stages, program, pp_rank);
   for (int process = 0; process < processes(stages, pp_rank); ++process) {
-    Replayer replayer(config);
+    Replayer replayer(with_limit(config, Limits(config, device).device));
     const Listener replay = [&](const Event& event) { replayer(event); };
-    Walker walker(stages, program, plan, pp_rank, transfers_are_asynchronous(scenario), replay);
-    walker.draw(process);
+    Walker walker(stages, program, plan, pp_rank, transfers_are_asynchronous(scenario), replay, process);
     const std::span replayers(&replayer, 1);
     leave_out_repeats(walker, replayers);
     try {

@@ -63,12 +63,14 @@ int launches(const model::Kernel& kernel) {
 }  // namespace
 
 Walker::Walker(const Stages& stages, const schedule::Program& program, const offload::Plan& plan, int rank,
-               bool asynchronous, const Listener& listener)
-    : eager_(stages.eager ? std::make_unique<Walker>(*stages.eager, program, *plan.eager, rank, asynchronous, listener)
-                          : nullptr),
+               bool asynchronous, const Listener& listener, int process)
+    : eager_(stages.eager
+                 ? std::make_unique<Walker>(*stages.eager, program, *plan.eager, rank, asynchronous, listener, process)
+                 : nullptr),
       in_eager_(stages.eager != nullptr),
       stages_(stages),
       index_(rank),
+      process_(process),
       rank_(stages.ranks.at(static_cast<std::size_t>(rank))),
       whole_(program),
       program_(program.ranks.at(static_cast<std::size_t>(rank))),

@@ -40,14 +40,10 @@ constexpr std::array<const char*, static_cast<std::size_t>(Own::count)> own_name
 
 class Walker : public model::Visitor {
  public:
+  /// `process`: of those of a stage, see processes().
   Walker(const Stages& stages, const schedule::Program& program, const offload::Plan& plan, int rank, bool asynchronous,
-         const Listener& listener);
+         const Listener& listener, int process = 0);
 
-  /// Has the rows that routing sends to this one of a stage's processes, see processes().
-  void draw(int process) {
-    process_ = process;
-    if (eager_) eager_->process_ = process;
-  }
   void start() {
     std::vector<std::uint32_t> blocks(rank_.construction.tensors.size(), none);
     run(rank_.construction.forward, rank_.construction, -1, 0, blocks.data());
@@ -183,6 +179,7 @@ class Walker : public model::Visitor {
   bool in_eager_ = false, captures_ = false;
   const Stages& stages_;
   const int index_;
+  const int process_;  ///< whose routing is drawn; the first has the mean
   const model::Rank& rank_;
   const schedule::Program& whole_;
   const schedule::RankProgram& program_;
@@ -208,7 +205,6 @@ class Walker : public model::Visitor {
   std::vector<std::uint32_t> gradients_;  ///< fp32 ones of the last step, until the next begins
   bool in_combined_ = false;
   bool made_stash_ = false;  ///< the pages of a paged stash
-  int process_ = 0;          ///< whose routing is drawn; the first has the mean
   int steps_begun_ = 0;
   int forwards_ = 0, steady_ = 0, forwards_done_ = 0, backwards_done_ = 0;
   /// A round's begin that may come back.

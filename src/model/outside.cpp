@@ -47,7 +47,8 @@ struct Layout {
         ep(scenario.settings.expert_model_parallel_size),
         etp(scenario::expert_tensor_parallel_size(scenario)),
         edp(scenario::expert_data_parallel_size(scenario)),
-        tied(p > 1 && (!scenario.model.untie_embeddings_and_output_weights || scenario.model.mtp_num_layers > 0)),
+        shares_embedding(p > 1 &&
+                         (!scenario.model.untie_embeddings_and_output_weights || scenario.model.mtp_num_layers > 0)),
         experts(scenario.model.num_moe_experts.has_value()),
         hybridep(experts && scenario.settings.moe_token_dispatcher_type == "flex" &&
                  scenario.settings.moe_flex_dispatcher_backend == "hybridep"),
@@ -59,7 +60,7 @@ struct Layout {
 
   const scenario::Scenario& s;
   const Int world, t, p, c, d, ep, etp, edp;
-  const bool tied, experts, hybridep, all_to_all, rings;  ///< rings: context parallelism by p2p alone
+  const bool shares_embedding, experts, hybridep, all_to_all, rings;  ///< rings: context parallelism by p2p alone
   bool ends(int rank) const { return rank == 0 || rank == p - 1; }
 };
 
@@ -85,7 +86,7 @@ Int collectives(const Layout& l, int rank) {
   // Without sequence parallelism all-reduce of activations: another algorithm with buffers of its own.
   if (l.t > 1 && !l.s.settings.sequence_parallel) ++count;
   if (l.experts) count += (l.etp * l.ep > 1) + (scenario::experts_have_own_group(l.s) && l.edp > 1);
-  if (l.tied && l.ends(rank)) ++count;
+  if (l.shares_embedding && l.ends(rank)) ++count;
   return count;
 }
 
@@ -102,7 +103,7 @@ std::vector<Int> used_groups(const Layout& l, int rank) {
   // Without sequence parallelism all-reduce of activations: another algorithm with buffers of its own.
   if (l.t > 1 && !o.sequence_parallel) sizes.push_back(l.t);
   if (l.c > 1 && !l.rings) sizes.push_back(l.c);
-  if (l.tied && l.ends(rank)) sizes.push_back(2);
+  if (l.shares_embedding && l.ends(rank)) sizes.push_back(2);
   // Of every rank that has other tokens. Maxima of delayed scaling (parallel_state.py:1877), where there are several.
   bool all_tokens =
       o.fp8 && o.fp8_recipe.value_or("delayed") == "delayed" && !o.tp_only_amax_red && l.t * l.d * l.c > 1;
@@ -196,11 +197,9 @@ Bytes outside_allocator(const scenario::Scenario& s, const profile::Profiles& pr
   if (buffers > 0) communicators += several + connected;
   const Int channels = peer_channels(l, pp_rank);
   const Int peers = channels * bytes("nccl_peers_2_bytes", in_use) / channels_in_node;
-  const Int among_many = bytes("nccl_library_bytes", nullptr),
-            library = l.world == 1 && profiles.find_scalar("memory.outside.nccl_library_1_bytes")
-                          ? bytes("nccl_library_1_bytes", nullptr)
-                          : among_many;
-  const Int once = bytes("context_bytes", "context_bytes") + bytes("framework_bytes", nullptr) + library +
+  const bool alone = l.world == 1 && profiles.find_scalar("memory.outside.nccl_library_1_bytes");
+  const Int once = bytes("context_bytes", "context_bytes") + bytes("framework_bytes", nullptr) +
+                   bytes(alone ? "nccl_library_1_bytes" : "nccl_library_bytes", nullptr) +
                    (channels > 0 ? bytes("nccl_transfer_library_bytes", nullptr) : 0);
   return Bytes(once + communicators + peers + buffers + hybridep_buffers(l, profiles.device()));
 }

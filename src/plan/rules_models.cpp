@@ -326,7 +326,7 @@ std::vector<Rule> model_rules() {
        from(v0_17),
        [](const Scenario& s) { return s.model.mtp_num_layers.value_or(0) > 0 && scenario::mtp_is_linear_attention(s); },
        "Multi-Token Prediction (MTP) is not yet supported with the linear attention of the last decoder layer",
-       "set mtp_num_layers: 0, or a linear_attention_freq that ends with softmax attention"},
+       "set mtp_num_layers: none, or a linear_attention_freq that ends with softmax attention"},
       {"model.mtp-attention-variant",  // whose builder is megatron/training/models/gpt.py: mtp_block_spec
        violation,
        core,

@@ -468,8 +468,7 @@ TEST_CASE(
       const memory::Listener listener = [&](const memory::Event& event) {
         if (event.kind == memory::Event::Kind::allocate) result[event.owner].insert(event.bytes.value);
       };
-      memory::Walker walker(stages, program, plan, 0, memory::transfers_are_asynchronous(*s), listener);
-      walker.draw(process);
+      memory::Walker walker(stages, program, plan, 0, memory::transfers_are_asynchronous(*s), listener, process);
       walker.reach_second_step();
       walker.step();
       return result;

@@ -322,15 +322,14 @@ TEST_CASE("communicators of stock Megatron on two GPUs, as runs of pretrain_gpt.
 
 TEST_CASE("communicators of losses, maxima and rings, as runs of pretrain_gpt.py on one and two GPUs made them") {
   using Settings = std::vector<const char*>;
-  const auto of = [](const Settings& settings, int gpus) { return outside(settings, gpus); };
   // What more settings add to those before: 100 a communicator of one rank, 11000 of two that reduce.
   const auto add = [&](const Settings& before, const Settings& more, int gpus) {
     Settings all = before;
     all.insert(all.end(), more.begin(), more.end());
-    return of(all, gpus) - of(before, gpus);
+    return outside(all, gpus) - outside(before, gpus);
   };
   // Alone: world, data parallel, gradient norm, tensor parallel, model parallel; less of NCCL's library.
-  CHECK(of({}, 1) == 507);
+  CHECK(outside({}, 1) == 507);
   const Settings experts = {"num_moe_experts=8", "moe_router_topk=2", "moe_token_dispatcher_type=alltoall"};
   const char *aux = "moe_router_load_balancing_type=aux_loss",
              *sequences = "moe_router_load_balancing_type=seq_aux_loss",
