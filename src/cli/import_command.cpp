@@ -26,7 +26,7 @@ struct ImportOptions {
   std::string aiconfigurator, simumax, gpu;
   std::optional<int> nvlink_domain;
   bool published_only = false;
-  double host_overhead = 1.25;
+  std::optional<double> host_overhead;
 };
 
 /// "run-7.json" and "profiles/run-7" are called run-7.
@@ -107,7 +107,7 @@ void import(const ImportOptions& options) {
                      std::string("is missing: a trace, or --aiconfigurator DIR") +
                          (options.scenario.empty() ? "; with a trace --scenario " + scenario_missing : ""));
   if (options.scenario.empty()) throw UsageError(where, "--scenario", scenario_missing);
-  if (!(options.host_overhead >= 1 && options.host_overhead <= 10)) {
+  if (options.host_overhead && !(*options.host_overhead >= 1 && *options.host_overhead <= 10)) {
     throw UsageError(where, "--host-overhead", "a factor from 1 (a profiler that costs nothing) to 10");
   }
   auto scenario = read_scenario(options.scenario, {}, options.set);
@@ -131,8 +131,8 @@ void import(const ImportOptions& options) {
     }
   }
   stop_if_asked();
-  command += fmt::format(" --scenario {} --host-overhead {}",
-                         std::filesystem::path(options.scenario).filename().string(), options.host_overhead);
+  command += " --scenario " + std::filesystem::path(options.scenario).filename().string();
+  if (options.host_overhead) command += fmt::format(" --host-overhead {}", *options.host_overhead);
   for (const auto& name : options.profiles) command += " --profile " + name_of(name);
 
   const traces::Options how{name_of(options.out.path), options.host_overhead, command};
@@ -159,8 +159,8 @@ void add_import(Command& app, Outcome&) {
   command.add_option("--set", options->set, "NAME=VALUE: any setting, overrides the scenario; repeatable").repeatable();
   add_profile_option(command, options->profiles);
   command.add_option("--host-overhead", options->host_overhead,
-                     "host times are divided by it: the cost of the profiler itself (1.25: torch.profiler on a step "
-                     "bound by the host, 438.1 ms traced, 349.7 ms untraced; 1 for a profiler without cost)");
+                     "host times are divided by it: the cost of the profiler itself (1.25 where the trace holds the "
+                     "host's operators, more of it in backward passes; 1.1 by CUDA's records alone; 1: none)");
   command.add_option(
       "--aiconfigurator", options->aiconfigurator,
       "folder with tables of ai-dynamo/aiconfigurator as CSV (docs/public-tables.md), instead of traces");

@@ -114,6 +114,7 @@ class JsonReader {
     const bool gpu = category == "kernel" || category == "gpu_memset" || category == "gpu_memcpy";
     const bool call = category == "cuda_runtime" || category == "cuda_driver";
     if (category == "user_annotation") mark(object);
+    if (category == "cpu_op") builder_.trace.operators = true;
     if (!gpu && !call) return;
     if (field<std::string_view>(object, "ph", "a string") != "X") return;
     const std::int64_t start = nanoseconds(field<double>(object, "ts", "microseconds"), "ts");

@@ -213,7 +213,18 @@ std::map<std::string, HostCosts::Sum> HostCosts::families(std::map<std::string, 
   return result;
 }
 
-std::map<std::string, profile::Scalar> HostCosts::scalars(double overhead, const std::string& source) const {
+double ProfilerCost::of(const std::string& direction) const {
+  // The host takes this much longer forward beside backward than a trace with operators says: nine traces by CUDA's
+  // records alone against one with operators, 1.42 (docs/hosts.md).
+  constexpr double forward_beside_backward = 1.42;
+  if (!operators_) return mean;
+  if (direction == "forward") return mean * (1 + forward_beside_backward) / (2 * forward_beside_backward);
+  if (direction == "backward") return mean * (1 + forward_beside_backward) / 2;
+  return mean;
+}
+
+std::map<std::string, profile::Scalar> HostCosts::scalars(const ProfilerCost& profiler,
+                                                          const std::string& source) const {
   std::map<std::string, profile::Scalar> result;
   const auto set = [&](const std::string& name, double value, double one_sigma, const std::string& from) {
     if (value > 0) result[name + "_us"] = {value, one_sigma / value, profile::Origin::measured, from};
@@ -222,19 +233,23 @@ std::map<std::string, profile::Scalar> HostCosts::scalars(double overhead, const
   const auto by_family = families(costs);
   costs.insert(by_family.begin(), by_family.end());
   for (const auto& [name, sum] : costs) {
-    set(name, std::max(sum.us / sum.positions, 0.01) / overhead, sum.deviation / sum.positions / overhead, source);
-    if (sum.each > 0) set(name + "_each", sum.each / sum.positions / overhead, 0, source);
+    const auto begin = std::string("host.").size();
+    const double all = sum.positions * profiler.of(name.substr(begin, name.find_first_of("._", begin) - begin));
+    set(name, std::max(sum.us, 0.01 * sum.positions) / all, sum.deviation / all, source);
+    if (sum.each > 0) set(name + "_each", sum.each / all, 0, source);
   }
-  const double call = median(transfer_us_) / overhead;
-  set("host.p2p_call", call, deviation(transfer_us_) / overhead, source);
+  const double call = median(transfer_us_) / profiler.mean;
+  set("host.p2p_call", call, deviation(transfer_us_) / profiler.mean, source);
   for (const auto& [direction, intervals] : begin_) {
     const auto own = result.find("host." + direction + "." + first_operation_.at(direction) + "_us");
     if (own == result.end() || direction == "optimizer") continue;
+    const double overhead = profiler.of(direction);
     set("host." + direction + "_begin", median(intervals) / overhead - own->second.value,
         deviation(intervals) / overhead, source);
   }
   for (const auto& [direction, intervals] : end_) {
     if (call <= 0 || direction == "optimizer") continue;
+    const double overhead = profiler.of(direction);
     set("host." + direction + "_end", median(intervals) / overhead - call, deviation(intervals) / overhead, source);
   }
   set("host.kernel_gap", median(gap_us_), deviation(gap_us_),
@@ -242,7 +257,7 @@ std::map<std::string, profile::Scalar> HostCosts::scalars(double overhead, const
   return result;
 }
 
-std::optional<double> HostCosts::pace(const profile::Profiles& reference, double overhead) const {
+std::optional<double> HostCosts::pace(const profile::Profiles& reference, const ProfilerCost& profiler) const {
   static const char* const dense[] = {"add",
                                       "attention.forward",
                                       "attention.backward",
@@ -276,7 +291,7 @@ std::optional<double> HostCosts::pace(const profile::Profiles& reference, double
       const auto here = by_operation.find(operation);
       const auto known = reference.find_scalar("host." + direction + "." + operation + "_us");
       if (here == by_operation.end() || !known || !(*known > 0)) continue;
-      ratios.push_back(here->second.first / here->second.second / overhead / *known);
+      ratios.push_back(here->second.first / here->second.second / profiler.of(direction) / *known);
     }
     if (std::ssize(ratios) < fewest) return std::nullopt;
     // One operation may stand in other Python than the reference host's: latent attention's copies, norms of heads.

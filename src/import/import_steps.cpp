@@ -93,6 +93,7 @@ class Importer {
     check_passes(trace, mapping, report);
     check_schedule(trace, mapping, report);
     host_.add(trace, mapping);
+    operators_ = operators_ || trace.operators;
     add_host_pace(trace, mapping);
     result_.kernel_us += report.kernel_us;
     result_.attributed_us += report.attributed_us;
@@ -347,7 +348,7 @@ class Importer {
     if (lone_ == nullptr) return;
     HostCosts own;
     own.add(trace, mapping);
-    if (const auto pace = own.pace(*lone_, options_.host_overhead)) host_pace_[trace.rank] = *pace;
+    if (const auto pace = own.pace(*lone_, {options_.host_overhead, trace.operators})) host_pace_[trace.rank] = *pace;
   }
 
   /// Of the traced ranks; nullopt: nothing tells it.
@@ -362,7 +363,7 @@ class Importer {
   /// cluster.host_time_factor to say. What they lack is brought to the reference host by it.
   void add_host_costs() {
     const double pace = mean_host_pace().value_or(1);
-    for (auto& [name, scalar] : host_.scalars(options_.host_overhead, host_source())) {
+    for (auto& [name, scalar] : host_.scalars(profiler(), host_source())) {
       if (lone_ != nullptr && (lone_->find_scalar(name) || knows_kind(name))) continue;
       if (name != "host.kernel_gap_us") scalar.value /= pace;  // the GPU's
       result_.profile.scalars[name] = scalar;
@@ -398,13 +399,17 @@ class Importer {
                     *mean, each));
   }
 
+  ProfilerCost profiler() const { return {options_.host_overhead, operators_}; }
+
   std::string host_source() const {
     const auto& software = scenario_.software;
     std::string text = "launch records of a traced training step (";
     for (std::size_t i = 0; i < result_.ranks.size(); ++i) text += (i ? ", " : "") + stem(result_.ranks[i].file);
     text += fmt::format("): torch {}, TE {}, Megatron Core {}", software.torch.value_or("of unknown version"),
                         software.transformer_engine, software.megatron_core);
-    return text + fmt::format("; divided by {} for the profiler's own cost", options_.host_overhead);
+    const auto cost = profiler();
+    return text + fmt::format("; divided by {:.3g} forward and {:.3g} backward for the profiler's own cost",
+                              cost.of("forward"), cost.of("backward"));
   }
   static std::string stem(const std::string& file) { return file.substr(file.rfind('/') + 1); }
 
@@ -437,6 +442,7 @@ class Importer {
   std::map<profile::Key, Samples> samples_;
   std::map<std::string, Unmapped> unmapped_;
   HostCosts host_;
+  bool operators_ = false;                    ///< of any trace
   std::map<std::int64_t, double> host_pace_;  ///< by rank
   Import result_;
 };

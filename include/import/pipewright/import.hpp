@@ -59,6 +59,7 @@ struct Trace {
   std::map<std::string, std::vector<std::int64_t>> groups;  ///< sizes of process groups, by Megatron's descriptions
   std::int64_t began = 0;          ///< of the first activity, ns since 1970 by the host's clock; 0: not recorded
   std::vector<std::string> steps;  ///< that the profiler marked ("ProfilerStep#5")
+  bool operators = false;          ///< the profiler recorded the host's operators (cpu_op), too
   std::vector<std::string> names;
   std::vector<Activity> activities;  ///< by start, then stream
   std::vector<Range> ranges;         ///< of recordings; else empty
@@ -90,9 +91,10 @@ std::optional<std::string> other_attention(const scenario::Scenario& scenario, c
 std::optional<std::string> told_unfused(const scenario::Scenario& scenario, const std::string& seen);
 
 struct Options {
-  std::string name;             ///< of the profile
-  double host_overhead = 1.25;  ///< host times are divided by it: what the profiler itself costs the host
-  std::string command;          ///< for the profile's provenance
+  std::string name;  ///< of the profile
+  /// What the profiler itself costs the host, by which host times are divided; nullopt: as ProfilerCost says.
+  std::optional<double> host_overhead;
+  std::string command;  ///< for the profile's provenance
 };
 
 /// The trace as a kernel list, the form of measured/traces: {"names": [...], "rows": [[name, stream, start us, us],
