@@ -53,6 +53,7 @@ struct Layout {
         hybridep(experts && scenario.settings.moe_token_dispatcher_type == "flex" &&
                  scenario.settings.moe_flex_dispatcher_backend == "hybridep"),
         all_to_all(experts && scenario.settings.moe_token_dispatcher_type != "allgather" && !hybridep),
+        counts_tokens(ep * etp > 1 && !(all_to_all && scenario.settings.moe_pad_expert_input_to_capacity)),
         rings([&] {
           const auto shared = scenario::context_sharing(scenario);
           return (!shared || (shared->ring == c && !shared->gathers)) && !scenario::has_mamba_layer(scenario);
@@ -60,7 +61,10 @@ struct Layout {
 
   const scenario::Scenario& s;
   const Int world, t, p, c, d, ep, etp, edp;
-  const bool shares_embedding, experts, hybridep, all_to_all, rings;  ///< rings: context parallelism by p2p alone
+  const bool shares_embedding, experts, hybridep, all_to_all;
+  /// Over all experts' ranks; equal ones are not (core_r0.19.0 megatron/core/transformer/moe/token_dispatcher.py:511).
+  const bool counts_tokens;
+  const bool rings;  ///< context parallelism by p2p alone
   bool ends(int rank) const { return rank == 0 || rank == p - 1; }
 };
 
@@ -85,7 +89,7 @@ Int collectives(const Layout& l, int rank) {
   count += (l.t > 1) + (l.d * l.c > 1);
   // Without sequence parallelism all-reduce of activations: another algorithm with buffers of its own.
   if (l.t > 1 && !l.s.settings.sequence_parallel) ++count;
-  if (l.experts) count += (l.etp * l.ep > 1) + (scenario::experts_have_own_group(l.s) && l.edp > 1);
+  if (l.experts) count += l.counts_tokens + (scenario::experts_have_own_group(l.s) && l.edp > 1);
   if (l.shares_embedding && l.ends(rank)) ++count;
   return count;
 }
@@ -110,7 +114,7 @@ std::vector<Int> used_groups(const Layout& l, int rank) {
   bool all_tokens =
       o.fp8 && o.fp8_recipe.value_or("delayed") == "delayed" && !o.tp_only_amax_red && l.t * l.d * l.c > 1;
   if (l.experts) {
-    if (l.ep * l.etp > 1) sizes.push_back(l.ep * l.etp);
+    if (l.counts_tokens) sizes.push_back(l.ep * l.etp);
     if (l.etp > 1) sizes.push_back(l.etp);
     if (scenario::experts_have_own_group(l.s)) sizes.push_back(l.edp);
     sizes.push_back(l.p);

@@ -351,6 +351,16 @@ TEST_CASE("the gradient norm has a communicator of its own where ranks share the
   CHECK(norm({whole, "num_moe_experts=8", "moe_router_topk=2"}) == 100);
 }
 
+TEST_CASE("tokens of experts' ranks are counted by a communicator, but not where each expert has as many") {
+  std::vector<const char*> counted = {"num_moe_experts=8", "moe_router_topk=2", "expert_model_parallel_size=2",
+                                      "moe_token_dispatcher_type=alltoall", "moe_expert_capacity_factor=1.0"};
+  auto padded = counted;
+  padded.push_back("moe_pad_expert_input_to_capacity=true");
+  CHECK(outside(counted, 2) - outside(padded, 2) == 11000);
+  for (auto* settings : {&counted, &padded}) settings->push_back("process_group_device_id=true");
+  CHECK(outside(counted, 2) - outside(padded, 2) == 10000);  // made at once, and not used
+}
+
 TEST_CASE("communicators of losses, maxima and rings, as runs of pretrain_gpt.py on one and two GPUs made them") {
   using Settings = std::vector<const char*>;
   // What more settings add to those before: 100 a communicator of one rank, 11000 of two that reduce.
