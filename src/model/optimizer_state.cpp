@@ -139,7 +139,8 @@ void StateWriter::add_adam(const ShardedOptimizer& optimizer) {
 }
 
 /// HybridDeviceOptimizer: the host's shards leave the casts of the copies' way; the GPU's have fp32 parameters from the
-/// constructor on, moments and fp32 gradients that stay from one step to the next (zero_grad reaches the bf16 ones).
+/// constructor on, fp32 copies of bf16 gradients that stay from one step to the next (zero_grad reaches the bf16 ones;
+/// hybrid_optimizer.py, _set_sub_optimizer_grads), then moments.
 void StateWriter::add_host_state(const ShardedOptimizer& optimizer) {
   const HostShare share = host_share(optimizer.heaviest(), s_.settings.optimizer_offload_fraction);
   const auto largest = [](const std::vector<Int>& shards) {
@@ -153,11 +154,11 @@ void StateWriter::add_host_state(const ShardedOptimizer& optimizer) {
   const HostBytes host = host_bytes(s_, share);
   rank_.pinned += host.pinned;
   rank_.pageable += host.pageable;
-  for (const Int n : share.gpu) {
-    hold_from_start("main parameters", 4 * n);
+  for (const Int n : share.gpu) hold_from_start("main parameters", 4 * n);
+  if (d_.gradient_bytes == 2)
+    for (const Int n : share.gpu) update_.make("fp32 gradients", 4 * n, overlaps ? Stream::d2h : Stream::compute);
+  for (const Int n : share.gpu)
     for (int moment = 0; moment < 2; ++moment) update_.make("optimizer moments", 4 * n);
-    update_.make("fp32 gradients", 4 * n);
-  }
   if (d_.gradient_bytes == 2)
     in_passing("fp32 gradients", 4 * std::max(largest(share.host), largest(share.gpu)), Stream::d2h);
   if (overlaps || d_.gradient_bytes == 4) in_passing("parameters in fp32", 4 * largest(share.host), Stream::h2d);

@@ -13,10 +13,10 @@ class UpdateBuilder {
   UpdateBuilder(Owners& owners, Rank& rank) : owners_(owners), rank_(rank) {}
 
   /// Of the optimizer's state; nothing of zero bytes.
-  void make(std::string_view owner, Int bytes) {
+  void make(std::string_view owner, Int bytes, Stream stream = Stream::compute) {
     if (bytes == 0) return;
     add(UpdateStep::Kind::make, rank_.optimizer_state.size());
-    rank_.optimizer_state.push_back(Tensor{owners_(owner), Bytes(bytes)});
+    rank_.optimizer_state.push_back(Tensor{owners_(owner), Bytes(bytes), stream});
   }
   std::uint32_t allocate(std::string_view owner, Int bytes) {
     return allocate(UpdateStep::Kind::allocate, owner, bytes);

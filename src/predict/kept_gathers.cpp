@@ -106,10 +106,13 @@ class Ahead {
 Pacing pacing(const scenario::Scenario& scenario, const model::Stages& stages, const model::Rank& rank) {
   if (stages.ranks.size() == 1) return Pacing::own;
   if (!scenario.settings.overlap_p2p_comm) return Pacing::transfers;
+  const auto waits = [](const std::vector<model::Step>& steps) {
+    return std::ranges::find(steps, model::Step::Kind::synchronize, &model::Step::kind) != steps.end();
+  };
   for (const auto& chunk : rank.chunks)
     for (const auto index : chunk.pieces)
-      if (std::ranges::any_of(stages.pieces[index].forward,
-                              [](const model::Step& step) { return step.kind == model::Step::Kind::synchronize; }))
+      if (const auto& piece = stages.pieces[index];
+          waits(piece.forward) || std::ranges::any_of(piece.nodes, waits, &model::NodeSteps::forward))
         return Pacing::own;
   return Pacing::queue;
 }

@@ -109,6 +109,10 @@ TEST_CASE("beside expert-parallel overlap a host is ahead by what it launches be
   CHECK(ahead(1) > ahead(4));
   CHECK(ahead(4) > 1);
   CHECK(ahead(1) < model::launch_queue_depth / 2);
+  // So it is of stages that read no loss.
+  for (const char* one : {"num_gpus=4", "gpus_per_node=4", "pp=2", "vpp=2", "overlap_p2p_comm=true"})
+    scenario::set(overlapped, one);
+  CHECK(ahead(1) > ahead(4));
 }
 
 TEST_CASE("only data that comes with scales of its own is gathered by one coalesced call") {
