@@ -66,8 +66,8 @@ class Heap {
     const bool used_elsewhere = (tensor.exchanged || (tensor.gradient && gradients_elsewhere_)) && !capturing_;
     const auto home = capturing_ && !keeps(tensor.home) ? model::Tensor::Home::graph_pool : tensor.home;
     const bool view = home == model::Tensor::Home::view;
-    block = LiveBlock{
-        view ? 0 : block_bytes(bytes), tensor.owner, 1, used_elsewhere, none, home, tensor.stream, tensor.shape};
+    const auto stream = tensor.stream == model::Stream::compute ? stream_ : tensor.stream;
+    block = LiveBlock{view ? 0 : block_bytes(bytes), tensor.owner, 1, used_elsewhere, none, home, stream, tensor.shape};
     const bool graph = is_graphs(home);
     if (graph) {
       graph_live_ += block.bytes;
@@ -80,7 +80,7 @@ class Heap {
     }
     block.told = !view && (graph ? !captured_ : !silent_ || home == model::Tensor::Home::static_buffer);
     if (listener_ && block.told)
-      listener_({Event::Kind::allocate, told_from_ + id, tensor.owner, Bytes(bytes), tensor.stream, graph});
+      listener_({Event::Kind::allocate, told_from_ + id, tensor.owner, Bytes(bytes), stream, graph});
     if (graph) return id;
     if (events_ == stop_at_) owners_then_ = by_owner_;
     peak_ = std::max(peak_, live_);
@@ -128,6 +128,11 @@ class Heap {
   }
   void record_stream(std::uint32_t id) {
     if (id != none) blocks_[id].transferred = true;
+  }
+  /// That of what is made from now on, where it says no other.
+  void on_stream(model::Stream stream) { stream_ = stream; }
+  void record_current_stream(std::uint32_t id) {
+    if (id != none && blocks_[id].stream != stream_) blocks_[id].transferred = true;
   }
   /// Kernels are launched: the GPU has come as far as `launches_ahead` launches ago.
   void launch(int count) {
@@ -264,6 +269,7 @@ class Heap {
   std::deque<std::pair<std::int64_t, std::uint32_t>> retired_;  ///< launches when it was freed, block
   std::vector<std::uint32_t> held_by_capture_;
   std::uint32_t last_gradient_ = none;  ///< that a graph has returned
+  model::Stream stream_ = model::Stream::compute;
   bool capturing_ = false, captured_ = false, silent_ = false;
   std::uint32_t told_from_ = 0;  ///< number of the first block, to the listener
   const bool asynchronous_, gradients_elsewhere_, capture_reuses_;

@@ -121,6 +121,7 @@ void Walker::run(const std::vector<Step>& steps, const Piece& piece, int layer, 
     if (step.kind == Step::Kind::launch) {
       heap_.launch(launches[step.index]);
     } else if (step.kind == Step::Kind::free) {
+      if (in_node_ && step.index != Piece::input) heap_.record_current_stream(blocks[step.index]);
       heap_.drop(blocks[step.index]);
       blocks[step.index] = none;
     } else if (offload::is_hook(step.kind)) {
@@ -249,7 +250,9 @@ void Walker::defer_weight_gradient(model::Call call, std::size_t position) {
                        {blocks, blocks + piece(call.chunk, position).tensors.size()}});
 }
 
-// Expert-parallel overlap: nodes of a forward and a backward call in turn.
+// Expert-parallel overlap: nodes of a forward and a backward call in turn. What a node makes belongs to its stream,
+// what it is given by a node on another stream is recorded on its own (core_r0.19.0 pipeline_parallel/utils.py:264-310,
+// free_input and output_grad), but not a layer's input.
 void Walker::node(const Instruction& instruction, const model::NodePlace& at) {
   using Pass = schedule::Node::Pass;
   const model::Call call{instruction.microbatch, instruction.chunk};
@@ -263,10 +266,16 @@ void Walker::node(const Instruction& instruction, const model::NodePlace& at) {
   auto* blocks = this->blocks(f, call.chunk, at.position);
   if (pass == Pass::forward && at.first) blocks[Piece::input] = f.border;
   if (pass == Pass::backward && at.last) blocks[Piece::output_gradient] = f.border;
+  const bool communicates = instruction.node.name == schedule::Node::Name::moe_dispatch ||
+                            instruction.node.name == schedule::Node::Name::moe_combine;
+  in_node_ = true;
+  heap_.on_stream(communicates ? model::Stream::communication : model::Stream::compute);
   run(pass == Pass::forward    ? at.steps->forward
       : pass == Pass::backward ? at.steps->backward
                                : at.steps->weight_gradient,
       call, at.position, blocks);
+  heap_.on_stream(model::Stream::compute);
+  in_node_ = false;
   if (pass == Pass::forward && at.last) {
     f.output = f.border = std::exchange(blocks[Piece::output], none);  // may be sent before the call ends
   }
@@ -457,15 +466,23 @@ void Walker::step(bool first) {
   std::vector<std::uint32_t> counting;
   for (const auto& tensor : rank_.before_update) counting.push_back(heap_.allocate(tensor));
   for (const auto block : counting) heap_.drop(block);
-  if (first) hold(rank_.optimizer_state);  // the first update makes it, beside fp32 gradients
-  std::vector<std::uint32_t> within;
-  for (const auto& tensor : rank_.in_update) within.push_back(heap_.allocate(tensor));
-  for (const auto block : within) heap_.drop(block);
+  update(first);
   for (const auto& tensor : rank_.after_update) blocks.push_back(heap_.allocate(tensor));
   for (const auto block : blocks) heap_.drop(block);
   for (Moment& moment : moments_)
     if (happened(moment, before)) moment.place = "optimizer step";
   if (heap_.remembered_event() > before) remembered_instruction_ = {heap_.remembered_event(), nullptr};
+}
+
+void Walker::update(bool first) {
+  using Does = model::UpdateStep::Kind;
+  std::vector<std::uint32_t> within(rank_.in_update.size(), none);
+  for (const auto& [does, index] : rank_.update) {
+    if (does == Does::make && first) heap_.allocate(rank_.optimizer_state[index]);
+    if (does == Does::allocate || (does == Does::allocate_first && first))
+      within[index] = heap_.allocate(rank_.in_update[index]);
+    if (does == Does::free) heap_.drop(std::exchange(within[index], none));
+  }
 }
 
 bool Walker::happened(Moment& moment, std::int64_t before) const {

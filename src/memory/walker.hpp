@@ -159,6 +159,7 @@ class Walker : public model::Visitor {
   static void turn_border(Flight& flight, const std::uint32_t* blocks);
   void shrink(Flight& flight);
   void end_iteration();
+  void update(bool first);                                   ///< the optimizer's
   bool happened(Moment& moment, std::int64_t before) const;  ///< since that event
   static std::string place(const Instruction& instruction);
   static std::string kernel(const Piece& piece, int layer, const Step* step, const Step* end);
@@ -203,7 +204,7 @@ class Walker : public model::Visitor {
   std::vector<Deferred> deferred_;
   bool holds_gradients_ = false;
   std::vector<std::uint32_t> gradients_;  ///< fp32 ones of the last step, until the next begins
-  bool in_combined_ = false;
+  bool in_combined_ = false, in_node_ = false;
   bool made_stash_ = false;  ///< the pages of a paged stash
   int steps_begun_ = 0;
   int forwards_ = 0, steady_ = 0, forwards_done_ = 0, backwards_done_ = 0;

@@ -61,6 +61,7 @@ class PieceBuilder {
   std::uint32_t allocate(std::string_view owner, Int bytes);                   ///< a new tensor
   std::uint32_t allocate_float(std::string_view owner, Int bytes);             ///< its elements have 4 bytes
   std::uint32_t allocate_exchanged(std::string_view owner, Int bytes);         ///< Tensor::exchanged
+  void exchanged(std::uint32_t tensor) { piece_.tensors[tensor].exchanged = true; }
   std::uint32_t allocate_on(Stream stream, std::string_view owner, Int bytes);
   std::uint32_t allocate_gradient(Int bytes);  ///< of a weight, for its hook to add
   /// A small parameter's gradient in bf16, made and added to its main gradient by a hook.

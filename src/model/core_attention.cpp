@@ -140,6 +140,11 @@ void CoreAttention::exchange(const std::string& name, Int bytes) {
   w_.collective(Purpose::cp, name, "all_to_all", d_.context.heads, bytes, d_.heads_link, Stream::communication);
 }
 
+/// Put in order on the exchanges' stream, whose blocks no other stream takes (flash_attn_a2a_communicate, cp_stream).
+std::uint32_t CoreAttention::arrived(const char* owner, Int bytes) {
+  return w_.allocate_on(Stream::communication, owner, bytes);
+}
+
 /// The parameter in fp32.
 std::uint32_t CoreAttention::cast_sinks() {
   if (!d_.sinks) return no_tensor;
@@ -161,11 +166,11 @@ std::uint32_t CoreAttention::exchanged_forward(bool grad) {
   const auto all_sinks = cast_sinks();
   const auto [q_sent, q_got] = send("q", d_.q);
   const auto [k_sent, k_got] = send("k", d_.kv);
-  q_ = w_.allocate("attention.q_exchanged", q_bytes);
+  q_ = arrived("attention.q_exchanged", q_bytes);
   const auto [v_sent, v_got] = send("v", d_.kv);
   w_.wait(Stream::communication);
-  k_ = w_.allocate("attention.k_exchanged", kv_bytes);
-  v_ = w_.allocate("attention.v_exchanged", kv_bytes);
+  k_ = arrived("attention.k_exchanged", kv_bytes);
+  v_ = arrived("attention.v_exchanged", kv_bytes);
   w_.launch("attention.q in order", {"copy.strided", {d_.tokens, d_.q}});
   w_.launch("attention.k in order", {"copy.strided", {d_.tokens, d_.kv}});
   w_.launch("attention.v in order", {"copy.strided", {d_.tokens, d_.kv}});
@@ -183,7 +188,7 @@ std::uint32_t CoreAttention::exchanged_forward(bool grad) {
   const auto received = w_.allocate(owner, q_bytes);
   exchange("attention.output all-to-all", q_bytes);
   w_.wait(Stream::communication);
-  const auto out = w_.allocate("attention.core_output", q_bytes);
+  const auto out = arrived("attention.core_output", q_bytes);
   w_.launch("attention.output after the exchange", {"copy.strided", {d_.tokens, d_.q}});
   w_.free({ordered, received, all_sinks});
   if (!grad) w_.release(q_, k_, v_, out_, rng_, statistics_, sinks_);
@@ -198,7 +203,7 @@ CoreAttention::Gradients CoreAttention::exchanged_backward() {
   w_.launch("attention.output gradient for the exchange", {"copy.strided", {d_.tokens, d_.q}});
   exchange("attention.output gradient all-to-all", q_bytes);
   w_.wait(Stream::communication);
-  const auto dout = w_.allocate("attention.output_gradient_exchanged", q_bytes);
+  const auto dout = arrived("attention.output_gradient_exchanged", q_bytes);
   w_.launch("attention.output gradient in order", {"copy.strided", {d_.tokens, d_.q}});
   w_.free({sent, got});
   const auto dq = allocate(q_bytes), dk = allocate(kv_bytes), dv = allocate(kv_bytes);
@@ -215,10 +220,10 @@ CoreAttention::Gradients CoreAttention::exchanged_backward() {
   }
   w_.wait(Stream::communication);
   Gradients g{};
-  g.q = w_.allocate("attention.q_gradient", q_bytes);
+  g.q = arrived("attention.q_gradient", q_bytes);
   const auto v_got = allocate(kv_bytes);
-  g.k = w_.allocate("attention.k_gradient", kv_bytes);
-  g.v = w_.allocate("attention.v_gradient", kv_bytes);
+  g.k = arrived("attention.k_gradient", kv_bytes);
+  g.v = arrived("attention.v_gradient", kv_bytes);
   for (const Int width : {d_.q, d_.kv, d_.kv})
     w_.launch("attention.gradient after the exchange", {"copy.strided", {d_.tokens, width}});
   w_.free({v_order, k_order, q_order, v_got, k_got, q_got, dq, dk, dv, dout});

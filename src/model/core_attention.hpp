@@ -57,6 +57,7 @@ class CoreAttention {
   std::uint32_t exchanged_forward(bool grad);
   Gradients exchanged_backward();
   void exchange(const std::string& name, Int bytes);
+  std::uint32_t arrived(const char* owner, Int bytes);
   std::uint32_t gathered_forward(bool grad);
   Gradients gathered_backward();
   std::pair<std::uint32_t, std::uint32_t> gather();  ///< keys and values of all ranks, in order

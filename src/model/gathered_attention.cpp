@@ -7,8 +7,8 @@
 //   both chunks' gradients of keys into zeros, puts them back and reduce-scatters them.
 //
 // What every rank computes is the same number of pairs; their kernels and workspaces here are rank 0's (the first and
-// the last chunk: the largest workspace). TE puts the second chunk on a stream of its own, which fills the first one's
-// tail.
+// the last chunk: the largest workspace). TE puts the second chunk on a stream of its own (flash_attn_streams), which
+// fills the first one's tail; what it makes there no other stream takes.
 #include <array>
 #include <utility>
 
@@ -58,9 +58,9 @@ std::uint32_t CoreAttention::gathered_forward(bool grad) {
   rng_ = w_.allocate("attention.rng_state", 16);
   statistics_ = w_.allocate_float("attention.softmax_lse", 2 * d_.tokens * d_.heads);
   chunk_kernel("attention.core forward", "forward.bf16", 1);
-  const auto second = w_.allocate("attention.chunk_output", half);
-  later_rng_ = w_.allocate("attention.rng_state", 16);
-  later_statistics_ = w_.allocate_float("attention.softmax_lse", 2 * d_.tokens * d_.heads);
+  const auto second = w_.allocate_on(Stream::communication, "attention.chunk_output", half);
+  later_rng_ = w_.allocate_on(Stream::communication, "attention.rng_state", 16);
+  later_statistics_ = w_.allocate_on(Stream::communication, "attention.softmax_lse", 2 * d_.tokens * d_.heads);
   chunk_kernel("attention.core forward", "forward.bf16", 2 * d_.cp);
   for (int chunk = 0; chunk < 2; ++chunk) w_.launch("attention.chunk output", {"copy.d2d", {half}});
   w_.free({k, v, zeros, first, second});
@@ -76,14 +76,14 @@ CoreAttention::Gradients CoreAttention::gathered_backward() {
   auto dk = w_.allocate(owner, bytes), dv = w_.allocate(owner, bytes);
   for (int each = 0; each < 2; ++each) w_.launch("attention.gradient zeros", {"fill", {bytes}});
   const auto [k, v] = gather();
-  const auto chunk = [&](Int chunks) {
+  const auto chunk = [&](Stream stream, Int chunks) {
     const Int keys = chunks * d_.tokens / 2;
-    const std::array made = {w_.allocate("attention.chunk_gradient", half),
-                             w_.allocate("attention.chunk_gradient", 2 * keys * d_.kv),
-                             w_.allocate("attention.chunk_gradient", 2 * keys * d_.kv)};
+    const std::array made = {w_.allocate_on(stream, "attention.chunk_gradient", half),
+                             w_.allocate_on(stream, "attention.chunk_gradient", 2 * keys * d_.kv),
+                             w_.allocate_on(stream, "attention.chunk_gradient", 2 * keys * d_.kv)};
     // As of one kernel for all (fused_backward): fp32 dq, dk and dv of every query head, row sums.
     const Int expanded = repeats() ? 2 * 2 * keys * d_.q : 0;
-    w_.transient("workspace", 2 * half + expanded + 2 * d_.tokens * d_.heads + 256);
+    w_.free(w_.allocate_on(stream, "workspace", 2 * half + expanded + 2 * d_.tokens * d_.heads + 256));
     chunk_kernel("attention.core backward", "backward.bf16", chunks);
     return made;
   };
@@ -92,7 +92,7 @@ CoreAttention::Gradients CoreAttention::gathered_backward() {
     for (int each = 0; each < 2; ++each)
       w_.launch("attention.chunk gradient added", {"add", {chunks * d_.tokens / 2 * d_.kv}});
   };
-  const auto first = chunk(1), second = chunk(2 * d_.cp);
+  const auto first = chunk(Stream::compute, 1), second = chunk(Stream::communication, 2 * d_.cp);
   add(1);
   add(2 * d_.cp);
   for (auto* gradient : {&dk, &dv}) {

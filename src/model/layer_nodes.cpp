@@ -67,6 +67,7 @@ void LayerNodes::attention_forward() {
   if (graphed_.mixer) kept_input_ = graph_.enter_attention();
   const auto attended = attention_->forward(true);
   residual_ = w_.tensor("attention.residual", boundary());
+  if (moe_) w_.exchanged(residual_);  // moe_combine reads it on its stream (fine_grained_callables.py:243)
   attention_add_.forward(residual_, attended, true);
   if (!graphed_.mixer) return;
   graph_.put_out({&residual_});

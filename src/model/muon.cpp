@@ -110,20 +110,43 @@ std::vector<Kernel> orthogonalization(const Dimensions& d, const std::vector<Mat
   return kernels.take();
 }
 
-Int orthogonalization_bytes(const Dimensions& d, const std::vector<Matrix>& matrices) {
-  Int most = 0, before = 0;  // the last matrix's result is a variable of the loop (orth_grad)
+void orthogonalize(const Dimensions& d, const std::vector<Matrix>& matrices, UpdateBuilder& update) {
+  const auto fp32 = [&](Int elements) { return update.allocate("orthogonalization", 4 * elements); };
+  const auto bf16 = [&](Int elements) { return update.allocate("orthogonalization", 2 * elements); };
+  std::uint32_t momentum = no_tensor, added = no_tensor;  // variables of the loop: grad, orth_grad
   for (const Matrix& matrix : matrices) {
+    update.release(momentum);
+    if (d.muon_nesterov) momentum = fp32(matrix.elements());
     const auto pieces = parts(d, matrix);
-    const Int all = matrix.elements(), held = before + (d.muon_nesterov ? all : 0);
-    Int results = 0;  // of the parts before
+    std::vector<std::uint32_t> copies, results;
+    if (pieces.size() > 1)
+      for (const Matrix& part : pieces) copies.push_back(fp32(part.elements()));
     for (const Matrix& part : pieces) {
-      most = std::max(most, held + (pieces.size() > 1 ? all : 0) + results + 3 * part.elements());
-      results += part.elements();
+      const Int all = part.elements(), squared = std::min(part.rows, part.cols) * std::min(part.rows, part.cols);
+      auto normalized = fp32(all), x = bf16(all);
+      update.release(normalized);
+      for (Int step = 0; step < d.muon_steps; ++step) {
+        auto a = bf16(squared), b = bf16(squared);
+        const auto next = bf16(all);
+        update.release(a, b, x);
+        x = next;
+      }
+      auto result = fp32(all);
+      update.release(x);
+      auto scaled = fp32(all);
+      results.push_back(fp32(all));  // scaled once more
+      update.release(scaled, result);
     }
-    if (pieces.size() > 1) most = std::max(most, held + 2 * all);
-    before = all;
+    if (pieces.size() > 1) {
+      for (auto& copy : copies) update.release(copy);
+      const auto joined = fp32(matrix.elements());
+      for (auto& result : results) update.release(result);
+      results = {joined};
+    }
+    update.release(added);
+    added = results.front();
   }
-  return 4 * most;
+  update.release(added, momentum);
 }
 
 std::vector<Int> dealt(const std::vector<Int>& elements, Int ranks) {

@@ -8,6 +8,7 @@
 
 #include "parameters.hpp"
 #include "pipewright/model.hpp"
+#include "update_builder.hpp"
 
 namespace pipewright::model {
 
@@ -24,9 +25,8 @@ double orthogonalization_flop(const Dimensions& dimensions, const Matrix& matrix
 /// The kernels of a rank's matrices, those of one shape as one.
 std::vector<Kernel> orthogonalization(const Dimensions& dimensions, const std::vector<Matrix>& matrices);
 
-/// What is alive beside the state at most while these are updated one after the other, in fp32: of a matrix or its part
-/// the result, scaled and scaled twice, and what the matrix before added to its parameters.
-Int orthogonalization_bytes(const Dimensions& dimensions, const std::vector<Matrix>& matrices);
+/// What is made and dropped while these are updated one after the other.
+void orthogonalize(const Dimensions& dimensions, const std::vector<Matrix>& matrices, UpdateBuilder& update);
 
 /// Who updates each of these parameters, given their elements: sorted by size, dealt to the ranks forwards and
 /// backwards in turn (_shard_params_ping_pong).

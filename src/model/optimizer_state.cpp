@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <map>
+#include <tuple>
 
 #include "host_optimizer.hpp"
 #include "state_writer.hpp"
@@ -34,53 +36,111 @@ void StateWriter::add_zero_counts() {
   hold(rank_.before_update, "zeros of a gradient", 8 * largest);
 }
 
-/// The state of the data-parallel rank that owns most.
-void StateWriter::add_optimizer_state(const ShardedOptimizer& optimizer) {
-  const auto sum = [](const std::vector<ShardedOptimizer::Shard>& list) {
+namespace {
+
+using Shard = ShardedOptimizer::Shard;
+
+/// Of the data-parallel rank whose state is largest.
+const std::vector<Shard>& of_most_state(const ShardedOptimizer& optimizer) {
+  const auto sum = [](const std::vector<Shard>& list) {
     Int total = 0;
     for (const auto& shard : list)  // main parameter and moments, of which Muon's matrices have one less
       total += (4 * shard.elements + 511) / 512 * 512 * (shard.matrix.elements() > 0 ? 2 : 3);
     return total;
   };
-  const auto& owned = optimizer.owned;
-  const auto heaviest =
-      std::max_element(owned.begin(), owned.end(), [&](const auto& a, const auto& b) { return sum(a) < sum(b); });
-  const auto types = optimizer_types(s_);
-  std::map<std::pair<bool, bool>, std::vector<Int>> groups;
-  for (const auto& [n, fp8, first_chunk, matrix, decays] : *heaviest) {
-    groups[{first_chunk, decays}].push_back(n);
-    if (types.in_adam) {
-      hold(rank_.optimizer_state, "main parameters", n * types.main);
-    } else if (!d_.fsdp) {                                            // which has made its own
-      const auto copy = construction_.allocate("parameters", 2 * n);  // shard_model_param.clone().float()
-      hold_from_start("main parameters", n * types.main);
-      construction_.free(copy);
-    }
-    hold(rank_.optimizer_state, "optimizer moments", n * types.first);
-    if (matrix.elements() == 0)
-      hold(rank_.optimizer_state, "optimizer moments", n * types.second);  // none of zero bytes
-    // bf16 gradients become fp32 ones for the step (distrib_optimizer.py, _copy_model_grads_to_main_grads).
-    if (d_.gradient_bytes == 2 && !types.in_adam) {
-      hold(rank_.during_optimizer, "fp32 gradients", 4 * n);
-    }
-    if (fp8 && !d_.precision.parameters_outside_buffers() && !d_.muon_dealt)
-      casts_[{&optimizer == &experts_, first_chunk}].push_back(n);
+  return *std::ranges::max_element(optimizer.owned, {}, sum);
+}
+
+}  // namespace
+
+/// Groups of parameters in the order in which they are updated: Muon's matrices, an optimizer of the first chunk's own,
+/// what decays before norms and biases (optimizer/__init__.py, _get_param_groups). Of a distributed optimizer as its
+/// buffers have them, otherwise as the modules have, dealt ones by size (_shard_params_ping_pong).
+std::vector<std::vector<Shard>> StateWriter::groups_of(const ShardedOptimizer& optimizer) const {
+  std::map<std::tuple<bool, bool, bool>, std::vector<Shard>, std::greater<>> groups;
+  for (const Shard& shard : of_most_state(optimizer))
+    groups[{shard.matrix.elements() > 0, shard.first_chunk, shard.decays}].push_back(shard);
+  const bool as_modules = !s_.settings.use_distributed_optimizer && !d_.fsdp && !d_.muon_dealt;
+  std::vector<std::vector<Shard>> result;
+  for (auto& [key, shards] : groups) {
+    if (as_modules || d_.muon_dealt) std::ranges::reverse(shards);
+    if (d_.muon_dealt) std::ranges::stable_sort(shards, {}, &Shard::elements);
+    result.push_back(std::move(shards));
   }
-  // Of a group of parameters all at once, one group after the other (fused_adam.py, unscaled_lists).
-  for (const auto& [which, shards] : groups)
-    if (types.widened * sum_of(shards) > sum_of(widened_)) {
-      widened_.clear();
-      for (Int state = 0; state < types.widened; ++state) widened_.insert(widened_.end(), shards.begin(), shards.end());
+  return result;
+}
+
+void StateWriter::add_main_parameters(const ShardedOptimizer& optimizer) {
+  const auto types = optimizer_types(s_);
+  for (const auto& group : groups_of(optimizer))
+    for (const Shard& shard : group) {
+      if (!types.in_adam && !d_.fsdp) {  // which has made its own
+        const auto copy =
+            construction_.allocate("parameters", 2 * shard.elements);  // shard_model_param.clone().float()
+        hold_from_start("main parameters", shard.elements * types.main);
+        construction_.free(copy);
+      }
+      // bf16 gradients become fp32 ones for the step (distrib_optimizer.py, _copy_model_grads_to_main_grads).
+      if (d_.gradient_bytes == 2 && !types.in_adam) hold(rank_.during_optimizer, "fp32 gradients", 4 * shard.elements);
+      if (shard.fp8 && !d_.precision.parameters_outside_buffers() && !d_.muon_dealt)
+        casts_[{&optimizer == &experts_, shard.first_chunk}].push_back(shard.elements);
     }
 }
 
-/// What FusedAdam's kernel reads in fp32 and is stored otherwise.
-void StateWriter::add_widened() {
-  for (const Int n : widened_) hold(rank_.in_update, "optimizer states in fp32", 4 * n);
+/// Muon makes the moments of all matrices before it updates the first one (orthogonalized_optimizer.py, _init_group).
+void StateWriter::add_matrices(const ShardedOptimizer& optimizer) {
+  const Int bytes = optimizer_types(s_).first;
+  for (const auto& group : groups_of(optimizer))
+    for (const Shard& shard : group)
+      if (shard.matrix.elements() > 0) update_.make("optimizer moments", bytes * shard.elements);
+  orthogonalize(d_, optimizer.matrices(d_), update_);
+}
+
+/// TE pytorch/optimizers/fused_adam.py, step: of each parameter the state, then what the kernel reads in fp32 and is
+/// stored otherwise. A variable (tensor_lists) keeps that of a group until the next group's kernel is launched.
+void StateWriter::add_adam(const ShardedOptimizer& optimizer) {
+  const auto types = optimizer_types(s_);
+  std::vector<std::uint32_t> before, widened;
+  const auto drop = [&](std::vector<std::uint32_t>& tensors) {
+    for (auto& tensor : tensors) update_.release(tensor);
+    tensors.clear();
+  };
+  bool first_chunk = false;
+  for (const auto& group : groups_of(optimizer)) {
+    if (group.front().matrix.elements() > 0) continue;
+    if (first_chunk && !group.front().first_chunk) drop(before);  // another optimizer's
+    first_chunk = group.front().first_chunk;
+    for (const Shard& shard : group) {
+      const Int n = shard.elements;
+      const auto make = [&](const char* owner, Int bytes) {
+        const bool dequantizes = bytes > 0 && shard.fp8 && types.in_adam;  // parameters in FP8, for their shape
+        auto like = dequantizes ? update_.allocate_first("parameters", 2 * n) : no_tensor;
+        update_.make(owner, bytes);
+        update_.release(like);
+      };
+      make("optimizer moments", n * types.first);
+      make("optimizer moments", n * types.second);
+      if (types.in_adam) {
+        make("main parameters", n * types.main);
+        if (!types.remainders) {  // local_param.clone().detach().float(), or dequantized and cloned, is copied into it
+          auto copy = update_.allocate_first("parameters", (shard.fp8 ? 4 : 2) * n),
+               master = update_.allocate_first("optimizer states in fp32", 4 * n);
+          update_.release(copy, master);
+        }
+      }
+      for (const bool widens : {types.widens_first, types.widens_second, types.widens_main})
+        if (widens) widened.push_back(update_.allocate("optimizer states in fp32", 4 * n));
+    }
+    drop(before);
+    before = std::move(widened);
+    widened.clear();
+  }
+  drop(before);
 }
 
 /// HybridDeviceOptimizer: the host's shards leave the casts of the copies' way; the GPU's have fp32 parameters from the
-/// constructor on, moments and fp32 gradients that stay from one step to the next (zero_grad reaches the bf16 ones).
+/// constructor on, fp32 copies of bf16 gradients that stay from one step to the next (zero_grad reaches the bf16 ones;
+/// hybrid_optimizer.py, _set_sub_optimizer_grads), then moments.
 void StateWriter::add_host_state(const ShardedOptimizer& optimizer) {
   const HostShare share = host_share(optimizer.heaviest(), s_.settings.optimizer_offload_fraction);
   const auto largest = [](const std::vector<Int>& shards) {
@@ -94,11 +154,11 @@ void StateWriter::add_host_state(const ShardedOptimizer& optimizer) {
   const HostBytes host = host_bytes(s_, share);
   rank_.pinned += host.pinned;
   rank_.pageable += host.pageable;
-  for (const Int n : share.gpu) {
-    hold_from_start("main parameters", 4 * n);
-    for (int moment = 0; moment < 2; ++moment) hold(rank_.optimizer_state, "optimizer moments", 4 * n);
-    hold(rank_.optimizer_state, "fp32 gradients", 4 * n);
-  }
+  for (const Int n : share.gpu) hold_from_start("main parameters", 4 * n);
+  if (d_.gradient_bytes == 2)
+    for (const Int n : share.gpu) update_.make("fp32 gradients", 4 * n, overlaps ? Stream::d2h : Stream::compute);
+  for (const Int n : share.gpu)
+    for (int moment = 0; moment < 2; ++moment) update_.make("optimizer moments", 4 * n);
   if (d_.gradient_bytes == 2)
     in_passing("fp32 gradients", 4 * std::max(largest(share.host), largest(share.gpu)), Stream::d2h);
   if (overlaps || d_.gradient_bytes == 4) in_passing("parameters in fp32", 4 * largest(share.host), Stream::h2d);

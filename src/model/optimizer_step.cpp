@@ -230,9 +230,9 @@ void StateWriter::add_optimizer_step() {
     // The family is fp32 Adam; other optimizers are taken as moving their bytes at its rate.
     const Int traffic = types.equivalent_traffic(d_.gradient_bytes), fp32_adam = OptimizerTypes{}.traffic(4);
     const auto converted = [&](const char* name, const char* family) {
-      if (types.widened == 0) return;
-      launch(step, name, {family, {types.widened * optimizer->elements()}});
-      stands_for(static_cast<int>(types.widened) * optimizer->shards());
+      if (types.widened() == 0) return;
+      launch(step, name, {family, {types.widened() * optimizer->elements()}});
+      stands_for(static_cast<int>(types.widened()) * optimizer->shards());
     };
     converted("optimizer states to fp32", "cast.bf16_f32");
     if (const Int elements = d_.muon ? optimizer->adam_elements() : optimizer->elements(); elements > 0) {

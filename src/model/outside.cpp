@@ -53,6 +53,7 @@ struct Layout {
         hybridep(experts && scenario.settings.moe_token_dispatcher_type == "flex" &&
                  scenario.settings.moe_flex_dispatcher_backend == "hybridep"),
         all_to_all(experts && scenario.settings.moe_token_dispatcher_type != "allgather" && !hybridep),
+        counts_tokens(ep * etp > 1 && !(all_to_all && scenario.settings.moe_pad_expert_input_to_capacity)),
         rings([&] {
           const auto shared = scenario::context_sharing(scenario);
           return (!shared || (shared->ring == c && !shared->gathers)) && !scenario::has_mamba_layer(scenario);
@@ -60,7 +61,10 @@ struct Layout {
 
   const scenario::Scenario& s;
   const Int world, t, p, c, d, ep, etp, edp;
-  const bool shares_embedding, experts, hybridep, all_to_all, rings;  ///< rings: context parallelism by p2p alone
+  const bool shares_embedding, experts, hybridep, all_to_all;
+  /// Over all experts' ranks; equal ones are not (core_r0.19.0 megatron/core/transformer/moe/token_dispatcher.py:511).
+  const bool counts_tokens;
+  const bool rings;  ///< context parallelism by p2p alone
   bool ends(int rank) const { return rank == 0 || rank == p - 1; }
 };
 
@@ -85,7 +89,7 @@ Int collectives(const Layout& l, int rank) {
   count += (l.t > 1) + (l.d * l.c > 1);
   // Without sequence parallelism all-reduce of activations: another algorithm with buffers of its own.
   if (l.t > 1 && !l.s.settings.sequence_parallel) ++count;
-  if (l.experts) count += (l.etp * l.ep > 1) + (scenario::experts_have_own_group(l.s) && l.edp > 1);
+  if (l.experts) count += l.counts_tokens + (scenario::experts_have_own_group(l.s) && l.edp > 1);
   if (l.shares_embedding && l.ends(rank)) ++count;
   return count;
 }
@@ -96,10 +100,12 @@ std::vector<Int> used_groups(const Layout& l, int rank) {
   std::vector<Int> sizes = {l.world, l.d * l.c, l.t * l.p};
   const bool reads_batch = l.ends(rank) || l.s.model.mtp_num_layers.value_or(0) > 0;
   if (reads_batch || l.t > 1) sizes.push_back(l.t);
-  if (o.clip_grad > 0) {  // gradient norm
-    const bool shared = o.use_distributed_optimizer || o.optimizer == "dist_muon";
-    sizes.push_back(shared ? l.world : l.t * l.p);
-  }
+  // Of the gradient norm (core_r0.19.0 megatron/core/optimizer/__init__.py:678-685, grad_stats_parallel_group): the
+  // world again, by another name; without the distributed optimizer the model-parallel groups, of which the dense one
+  // is there already; dist_muon takes the world's own (layer_wise_optimizer.py:812).
+  if (o.clip_grad > 0 && o.use_distributed_optimizer) sizes.push_back(l.world);
+  if (o.clip_grad > 0 && !o.use_distributed_optimizer && o.optimizer != "dist_muon" && l.experts)
+    sizes.push_back(l.etp * l.ep * l.p);
   // Without sequence parallelism all-reduce of activations: another algorithm with buffers of its own.
   if (l.t > 1 && !o.sequence_parallel) sizes.push_back(l.t);
   if (l.c > 1 && !l.rings) sizes.push_back(l.c);
@@ -108,7 +114,7 @@ std::vector<Int> used_groups(const Layout& l, int rank) {
   bool all_tokens =
       o.fp8 && o.fp8_recipe.value_or("delayed") == "delayed" && !o.tp_only_amax_red && l.t * l.d * l.c > 1;
   if (l.experts) {
-    if (l.ep * l.etp > 1) sizes.push_back(l.ep * l.etp);
+    if (l.counts_tokens) sizes.push_back(l.ep * l.etp);
     if (l.etp > 1) sizes.push_back(l.etp);
     if (scenario::experts_have_own_group(l.s)) sizes.push_back(l.edp);
     sizes.push_back(l.p);
@@ -134,6 +140,15 @@ Int made_for_transfers(const Layout& l, int rank) {
   if (l.p == 2) return count + 2;  // the way back goes through the world group (p2p_communication.py:70-80)
   const bool one_neighbour = l.ends(rank) && scenario::num_chunks(l.s) == 1;
   return count + (one_neighbour ? 1 : 2);
+}
+
+/// Threads that call torch.matmul, and so have a cuBLAS handle of their own (ATen/cuda/CublasHandlePool.cpp): the
+/// forward thread and autograd's where there is an output layer or unfused attention; Muon's products are the former's.
+/// All other products are Transformer Engine's, by cuBLASLt.
+Int cublas_threads(const Layout& l, int rank) {
+  const auto& o = l.s.settings;
+  if (rank == l.p - 1 || o.transformer_impl == "local" || o.attention_backend == "unfused") return 2;
+  return o.optimizer == "muon" || o.optimizer == "dist_muon" ? 1 : 0;
 }
 
 /// Channels to all peers with which a rank exchanges by send and receive.
@@ -199,6 +214,7 @@ Bytes outside_allocator(const scenario::Scenario& s, const profile::Profiles& pr
   const Int peers = channels * bytes("nccl_peers_2_bytes", in_use) / channels_in_node;
   const bool alone = l.world == 1 && profiles.find_scalar("memory.outside.nccl_library_1_bytes");
   const Int once = bytes("context_bytes", "context_bytes") + bytes("framework_bytes", nullptr) +
+                   cublas_threads(l, pp_rank) * bytes("cublas_handle_bytes", nullptr) +
                    bytes(alone ? "nccl_library_1_bytes" : "nccl_library_bytes", nullptr) +
                    (channels > 0 ? bytes("nccl_transfer_library_bytes", nullptr) : 0);
   return Bytes(once + communicators + peers + buffers + hybridep_buffers(l, profiles.device()));

@@ -29,12 +29,9 @@ OptimizerTypes optimizer_types(const scenario::Scenario& s) {
   types.main = types.remainders ? 2 : type_bytes(o.main_params_dtype);
   const bool fused =
       o.exp_avg_dtype == "bf16" && o.exp_avg_sq_dtype == "bf16" && scenario::te_version(s.software).at_least(2, 13);
-  const auto widen = [&](bool is, Int bytes) {
-    if (is && bytes > 0) ++types.widened, types.widened_bytes += bytes;
-  };
-  widen(!fused && o.exp_avg_dtype != "fp32", types.first);
-  widen(!fused && o.exp_avg_sq_dtype != "fp32", types.second);
-  widen(types.in_adam && o.main_params_dtype != "fp32", types.main);
+  types.widens_first = !fused && o.exp_avg_dtype != "fp32";
+  types.widens_second = !fused && o.exp_avg_sq_dtype != "fp32" && types.second > 0;
+  types.widens_main = types.in_adam && o.main_params_dtype != "fp32";
   return types;
 }
 

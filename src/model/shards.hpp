@@ -17,12 +17,15 @@ struct OptimizerTypes {
   bool remainders = false;  ///< main parameters are the low 16 bits beside the bf16 parameter (store_param_remainders)
   /// Of main parameter and moments, those that FusedAdam makes fp32 for its kernel and back again: fp16 and FP8, bf16
   /// but where both moments are and its kernel knows them (TE 2.13, pull request 2632).
-  Int widened = 0, widened_bytes = 0;  ///< how many; how many bytes an element they have as they are stored
+  bool widens_main = false, widens_first = false, widens_second = false;
+  Int widened() const { return widens_main + widens_first + widens_second; }
 
   /// Bytes that the optimizer's kernel moves for an element: gradient, and in and out main parameter and moments.
   Int traffic(Int gradient) const {
     const Int parameter = !in_adam ? 0 : remainders ? 2 * 2 : 2;
-    return (in_adam ? gradient : 4) + 2 * (main + first + second - widened_bytes + 4 * widened) + parameter;
+    const auto in_kernel = [](Int bytes, bool widens) { return widens ? 4 : bytes; };
+    return (in_adam ? gradient : 4) + parameter +
+           2 * (in_kernel(main, widens_main) + in_kernel(first, widens_first) + in_kernel(second, widens_second));
   }
   /// The bytes that TE's fp32 Adam, whose 28 it moves, would move in the time of these types' kernel. Moments in 16
   /// bits and main parameters as remainders take more instructions for an element: such kernels are not bound by
@@ -30,7 +33,7 @@ struct OptimizerTypes {
   /// bf16 735 and 2947, remainders 979 and 3917 (bf16 gradients 965 and 3848), both 828 and 3670, fp32 main parameters
   /// beside bf16 ones 796 and 3160, with bf16 moments 719 and 2786.
   Int equivalent_traffic(Int gradient) const {
-    const bool halves = first == 2 && second == 2 && widened == 0;
+    const bool halves = first == 2 && second == 2 && widened() == 0;
     if (second == 0 || (!halves && !remainders)) return traffic(gradient);
     if (remainders) return halves ? 33 : 37;
     return in_adam ? 27 : 28;

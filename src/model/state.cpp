@@ -268,17 +268,20 @@ void StateWriter::run(const std::vector<ChunkShape>& shapes) {
     for (auto* optimizer : {&dense_, &experts_}) optimizer->deal();
     gathered = gather_dealt();
   }
-  for (const auto* optimizer : {&dense_, &experts_}) {
-    if (optimizer == &experts_ && experts_.elements() == 0) continue;
-    s_.settings.optimizer_cpu_offload ? add_host_state(*optimizer) : add_optimizer_state(*optimizer);
+  std::vector<const ShardedOptimizer*> optimizers;
+  for (const auto* optimizer : {&dense_, &experts_})
+    if (optimizer->elements() > 0) optimizers.push_back(optimizer);
+  if (o.optimizer_cpu_offload) {
+    for (const auto* optimizer : optimizers) add_host_state(*optimizer);
+  } else {
+    for (const auto* optimizer : optimizers) add_main_parameters(*optimizer);
+    // Muon's products are the first of torch's in the main thread where there is no output layer.
+    if (d_.muon && !head && !d_.unfused_attention) update_.make("workspace", d_.gpu.torch_workspace.value);
+    for (const auto* optimizer : optimizers) add_matrices(*optimizer);
+    for (const auto* optimizer : optimizers) add_adam(*optimizer);
   }
   add_casts();
-  add_widened();
   if (s_.settings.log_num_zeros_in_grad && !s_.settings.optimizer_cpu_offload) add_zero_counts();
-  // Their matrices are updated one after the other, then gathered.
-  const Int largest =
-      std::max(orthogonalization_bytes(d_, dense_.matrices(d_)), orthogonalization_bytes(d_, experts_.matrices(d_)));
-  if (largest > bytes_of(gathered)) hold(rank_.during_optimizer, "orthogonalization", largest), gathered.clear();
   for (const Int bytes : gathered) hold(rank_.after_update, "gathered parameters", bytes);
   hold_from_start("optimizer scalars", 4);
   hold_from_start("optimizer scalars", 4);

@@ -13,6 +13,7 @@
 #include "builder.hpp"
 #include "parameters.hpp"
 #include "shards.hpp"
+#include "update_builder.hpp"
 
 namespace pipewright::model {
 
@@ -28,7 +29,8 @@ class StateWriter {
         rank_(rank),
         dense_{d_.dp * d_.cp, d_.dp_link, {}},
         experts_{d_.moe.edp, d_.moe.edp_link, {}},
-        construction_(owners, "construction") {}
+        construction_(owners, "construction"),
+        update_(owners, rank) {}
 
   void run(const std::vector<ChunkShape>& shapes);
 
@@ -56,11 +58,13 @@ class StateWriter {
   void share_parameters(const Buffer& buffer, const std::vector<std::uint32_t>& made, Int ranks);
   bool made_in_shards() const;
   void add_chunk(std::size_t chunk, const std::vector<Parameter>& parameters);
-  void add_optimizer_state(const ShardedOptimizer& optimizer);
+  std::vector<std::vector<ShardedOptimizer::Shard>> groups_of(const ShardedOptimizer& optimizer) const;
+  void add_main_parameters(const ShardedOptimizer& optimizer);
+  void add_matrices(const ShardedOptimizer& optimizer);
+  void add_adam(const ShardedOptimizer& optimizer);
   void add_host_state(const ShardedOptimizer& optimizer);
   void add_gradient_sync(Chunk& chunk, const Buffer& buffer, const ShardedOptimizer& optimizer);
   void add_casts();
-  void add_widened();
   void add_zero_counts();
   void add_deferred_head();
   std::set<Int> embedding_ranks(bool shares_embedding) const;
@@ -93,7 +97,7 @@ class StateWriter {
       kept_;   ///< elements of the parameters that they are parts of
   PieceBuilder construction_;
   std::vector<std::vector<std::uint32_t>> modules_;  ///< by chunk: parameters as the modules made them
-  std::vector<Int> widened_;                         ///< elements of states that Adam widens, of the largest group
+  UpdateBuilder update_;
   std::vector<std::pair<Int, Int>>
       casts_of_chunks_;          ///< rows and columns of parameters that are quantized after a gather
   std::vector<Kernel> gathers_;  ///< of parameters, after an optimizer's step

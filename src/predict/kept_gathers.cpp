@@ -39,6 +39,20 @@ class Ahead {
       launch(piece.kernels[step.index], prices[step.index]);
     }
   }
+  /// Expert-parallel overlap; what dispatches and combines runs beside the compute stream.
+  void run_nodes(const model::Piece& piece, const timeline::Prices::List& prices, bool backward) {
+    using Name = schedule::Node::Name;
+    const auto run_node = [&](const model::NodeSteps& node) {
+      beside_ = node.name == Name::moe_dispatch || node.name == Name::moe_combine;
+      run(piece, prices, backward ? node.backward : node.forward);
+      if (backward) run(piece, prices, node.weight_gradient);
+      beside_ = false;
+    };
+    if (backward)
+      std::ranges::for_each(piece.nodes | std::views::reverse, run_node);
+    else
+      std::ranges::for_each(piece.nodes, run_node);
+  }
   double most_held() const { return most_held_; }
   std::int64_t most_launched() const { return most_launched_; }
 
@@ -60,7 +74,7 @@ class Ahead {
   void launch(const model::Kernel& kernel, const timeline::Price& price) {
     if (kernel.graphed) return;
     if (pacing_ != Pacing::queue) host_us_ += price.host_us;
-    if (kernel.stream == model::Stream::compute) {
+    if (kernel.stream == model::Stream::compute && !beside_) {
       if (ends_.size() >= depth) host_us_ = std::max(host_us_, ends_[ends_.size() - depth].end_us);
       gpu_us_ = std::max(gpu_us_, host_us_) + static_cast<double>(price.time.ns) / 1e3;
       queue(kernel.launches, true);
@@ -82,6 +96,7 @@ class Ahead {
   }
 
   const Pacing pacing_;
+  bool beside_ = false;
   double host_us_ = 0, gpu_us_ = 0, held_ = 0, most_held_ = 0;
   std::int64_t launched_ = 0, most_launched_ = 0;  ///< and not run yet
   std::deque<Entry> ends_;                         ///< of what the stream has not run yet
@@ -91,10 +106,13 @@ class Ahead {
 Pacing pacing(const scenario::Scenario& scenario, const model::Stages& stages, const model::Rank& rank) {
   if (stages.ranks.size() == 1) return Pacing::own;
   if (!scenario.settings.overlap_p2p_comm) return Pacing::transfers;
+  const auto waits = [](const std::vector<model::Step>& steps) {
+    return std::ranges::find(steps, model::Step::Kind::synchronize, &model::Step::kind) != steps.end();
+  };
   for (const auto& chunk : rank.chunks)
     for (const auto index : chunk.pieces)
-      if (std::ranges::any_of(stages.pieces[index].forward,
-                              [](const model::Step& step) { return step.kind == model::Step::Kind::synchronize; }))
+      if (const auto& piece = stages.pieces[index];
+          waits(piece.forward) || std::ranges::any_of(piece.nodes, waits, &model::NodeSteps::forward))
         return Pacing::own;
   return Pacing::queue;
 }
@@ -115,6 +133,14 @@ model::Stages stages_of(const scenario::Scenario& scenario, const profile::Profi
   for (auto& rank : stages.ranks) {
     Ahead ahead(pacing(scenario, stages, rank));
     for (int microbatch = 0; microbatch < microbatches; ++microbatch) {
+      for (const auto& chunk : rank.chunks) {  // of one microbatch forward beside another's backward
+        auto other = chunk.pieces.rbegin();
+        for (const auto index : chunk.pieces) {
+          ahead.run_nodes(stages.pieces[*other], prices.pieces[*other], true);
+          ahead.run_nodes(stages.pieces[index], prices.pieces[index], false);
+          ++other;
+        }
+      }
       for (const auto& chunk : rank.chunks) {
         ahead.begin_chunk();
         for (const auto index : chunk.pieces)

@@ -57,6 +57,7 @@ constexpr std::array whole_names = {
     "memory.error.outside_bytes",
     "memory.error.reserved",
     "memory.outside.context_bytes",
+    "memory.outside.cublas_handle_bytes",
     "memory.outside.framework_bytes",
     "memory.outside.nccl_collective_bytes",
     "memory.outside.nccl_communicator_bytes",

@@ -141,7 +141,8 @@ scenario::Scenario measured_scenario(const Run& run) {
     };
     most(measured.peak_allocated_bytes_by_rank, memory.allocated);
     most(measured.peak_reserved_bytes_by_rank, memory.reserved);
-    if (memory.outside) most(measured.outside_allocator_bytes_by_rank, *memory.outside);
+    // The recorder's library holds memory of its own there.
+    if (memory.outside && run.recorded.empty()) most(measured.outside_allocator_bytes_by_rank, *memory.outside);
   }
   return scenario;
 }

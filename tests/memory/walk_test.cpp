@@ -426,6 +426,48 @@ TEST_CASE("graphs beside expert-parallel overlap: what a step allocates it frees
     }
 }
 
+// pipeline_parallel/utils.py, ScheduleNode: `with torch.cuda.stream(self.stream)`, record_stream of what comes and
+// goes.
+TEST_CASE("expert-parallel overlap: each node's tensors are its stream's, what crosses streams comes back late") {
+  for (const std::string more :
+       {"delay_wgrad_compute=false", "delay_wgrad_compute=true", "mtp_num_layers=1",
+        "moe_shared_expert_intermediate_size=768", "fp8=hybrid", "pipeline_model_parallel_size=1"}) {
+    CAPTURE(more);
+    auto s = scenario::read("data/stock_one_gpu_graphed_router.yaml");
+    for (const char* setting : {"cuda_graph_impl=none", "cuda_graph_modules=[]", "num_gpus=4",
+                                "expert_model_parallel_size=2", "pipeline_model_parallel_size=2",
+                                "virtual_pipeline_model_parallel_size=2", "overlap_moe_expert_parallel_comm=true"})
+      scenario::set(s, setting);
+    if (more.starts_with("pipeline")) s.settings.virtual_pipeline_model_parallel_size.reset();
+    scenario::set(s, more);
+    const auto stages = test::build(s);
+    for (int rank = 0; rank < s.settings.pipeline_model_parallel_size; ++rank) {
+      std::map<std::string, std::set<model::Stream>> streams;
+      std::set<std::uint32_t> retired;
+      std::map<std::string, int> late;
+      walk(s, rank, [&](const memory::Event& event) {
+        const auto owner = memory::owner_name(stages, event.owner);
+        if (event.kind == memory::Event::Kind::allocate) streams[owner].insert(event.stream);
+        if (event.kind == memory::Event::Kind::retire) retired.insert(event.block), ++late[owner];
+        if (event.kind == memory::Event::Kind::free) retired.erase(event.block);
+      });
+      using model::Stream;
+      CHECK(streams["moe.dispatched_tokens"] == std::set{Stream::communication});
+      CHECK(streams["layer input"].contains(Stream::communication));  // what moe_combine adds up
+      for (const std::string computed : {"attention.core_output", "attention.residual", "moe.sorted_tokens"}) {
+        CAPTURE(computed);
+        CHECK(streams[computed] == std::set{Stream::compute});
+      }
+      for (const std::string crosses : {"moe.dispatched_tokens", "moe.permuted_tokens", "attention.residual"}) {
+        CAPTURE(crosses);
+        CHECK(late[crosses] > 0);
+      }
+      CHECK(late["attention.core_output"] == 0);
+      CHECK(retired.empty());
+    }
+  }
+}
+
 TEST_CASE("graphs of a hybrid, whatever they hold: what a step allocates it frees, but for static buffers") {
   for (const char* pattern : {"MEM*EME-M|EM*EM-M", "MEM*E-|M*EM-E|MEM|*E"})
     for (const char* modules : {"[mamba]", "[attn]", "[mlp]", "[mamba, attn]", "[moe_router]",

@@ -280,13 +280,15 @@ namespace {
 
 /// Memory outside the allocator as counts: digits of the result, from the right: once (context, framework, NCCL's
 /// kernels), kernels of transfers; communicators of one rank and of several; their first collectives; peers.
-std::int64_t outside(const std::vector<const char*>& settings, int gpus, int rank = 0) {
+/// `handle` bytes for a cuBLAS handle.
+std::int64_t outside(const std::vector<const char*>& settings, int gpus, int rank = 0, int handle = 0) {
   profile::Profile p;
   const auto put = [&](const char* name, double value) {
     p.scalars[std::string("memory.outside.") + name] = {value, 0, profile::Origin::measured, "test"};
   };
   put("context_bytes", 1);
   put("framework_bytes", 1);
+  put("cublas_handle_bytes", handle);
   put("nccl_library_bytes", 1);
   put("nccl_library_1_bytes", 5);
   put("nccl_transfer_library_bytes", 10);
@@ -318,6 +320,45 @@ TEST_CASE("communicators of stock Megatron on two GPUs, as runs of pretrain_gpt.
   CHECK(outside(
             {"tensor_model_parallel_size=2", "sequence_parallel=true", overlap, "fp8=hybrid", "fp8_recipe=tensorwise"},
             2) == 55103 + 16 * buffers);
+}
+
+TEST_CASE("cuBLAS: a handle for each thread that multiplies by torch, two of the stage with the loss") {
+  const auto handles = [](std::vector<const char*> settings, int rank) {
+    settings.insert(settings.end(), {"pipeline_model_parallel_size=4", "batch_p2p_comm=false"});
+    return outside(settings, 4, rank, 1) - outside(settings, 4, rank, 0);
+  };
+  for (int rank = 0; rank < 4; ++rank) {
+    CAPTURE(rank);
+    const bool loss = rank == 3;
+    CHECK(handles({}, rank) == (loss ? 2 : 0));
+    CHECK(handles({"num_moe_experts=8", "moe_router_topk=2"}, rank) == (loss ? 2 : 0));  // routers multiply by TE
+    CHECK(handles({"attention_backend=unfused"}, rank) == 2);
+    CHECK(handles({"optimizer=muon", "use_distributed_optimizer=false"}, rank) == (loss ? 2 : 1));
+  }
+}
+
+TEST_CASE("the gradient norm has a communicator of its own where ranks share the optimizer's states, or of experts") {
+  const char *whole = "use_distributed_optimizer=false", *clips = "clip_grad=1.0", *does_not = "clip_grad=0.0";
+  const auto norm = [&](std::vector<const char*> settings) {
+    auto without = settings;
+    settings.push_back(clips), without.push_back(does_not);
+    return outside(settings, 2) - outside(without, 2);
+  };
+  CHECK(norm({}) == 11000);
+  CHECK(norm({whole}) == 0);  // the model-parallel group's
+  CHECK(norm({whole, "optimizer=muon"}) == 0);
+  CHECK(norm({whole, "optimizer=dist_muon"}) == 0);  // the world's
+  CHECK(norm({whole, "num_moe_experts=8", "moe_router_topk=2"}) == 100);
+}
+
+TEST_CASE("tokens of experts' ranks are counted by a communicator, but not where each expert has as many") {
+  std::vector<const char*> counted = {"num_moe_experts=8", "moe_router_topk=2", "expert_model_parallel_size=2",
+                                      "moe_token_dispatcher_type=alltoall", "moe_expert_capacity_factor=1.0"};
+  auto padded = counted;
+  padded.push_back("moe_pad_expert_input_to_capacity=true");
+  CHECK(outside(counted, 2) - outside(padded, 2) == 11000);
+  for (auto* settings : {&counted, &padded}) settings->push_back("process_group_device_id=true");
+  CHECK(outside(counted, 2) - outside(padded, 2) == 10000);  // made at once, and not used
 }
 
 TEST_CASE("communicators of losses, maxima and rings, as runs of pretrain_gpt.py on one and two GPUs made them") {

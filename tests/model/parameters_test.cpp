@@ -7,7 +7,9 @@
 #include <random>
 #include <string>
 
+#include "../draws.hpp"
 #include "pipewright/scenario/derived.hpp"
+#include "shards.hpp"
 #include "support.hpp"
 
 namespace parameters_test {
@@ -230,9 +232,9 @@ TEST_CASE("queries of several groups are copied, those of one are a view; ranks 
   CHECK(launches(layer, layer.forward, "attention.q copy") == 1);
 }
 
-// TE pytorch/optimizers/fused_adam.py: unscaled_lists holds an fp32 copy of every such state of a group of parameters;
-// from 2.13 on not of bf16 moments if both are.
-TEST_CASE("optimizer states that are not stored in fp32 are fp32 within the update, all of a group at once") {
+// TE pytorch/optimizers/fused_adam.py: lists hold an fp32 copy of every such state of a group of parameters; from 2.13
+// on not of bf16 moments if both are.
+TEST_CASE("optimizer states that are not stored in fp32 are fp32 within the update, all of two groups at once") {
   struct Row {
     const char *first, *second, *main, *engine;
     std::int64_t copies;
@@ -252,13 +254,59 @@ TEST_CASE("optimizer states that are not stored in fp32 are fp32 within the upda
     scenario::set(s, std::string("main_params_dtype=") + row.main);
     scenario::set(s, std::string("transformer_engine=") + row.engine);
     const auto stages = pipewright::test::build(s);
-    std::int64_t bytes = 0;
-    for (const auto& tensor : stages.ranks[0].in_update) bytes += tensor.bytes.value;
-    // Norms are a group of their own, 9 of 1024 elements.
+    // Of matrices and norms, whose groups are read one after the other: a variable keeps the first until the second is.
     const Held all = held(s);
-    const double decaying = static_cast<double>(all.split + all.replicated - std::int64_t{9} * 1024) / 64;
-    CHECK(static_cast<double>(bytes) ==
-          doctest::Approx(4.0 * static_cast<double>(row.copies) * decaying).epsilon(0.01));
+    const double shard = static_cast<double>(all.split + all.replicated) / 64;
+    CHECK(static_cast<double>(
+              pipewright::model::test::most_in_update(stages, stages.ranks[0], "optimizer states in fp32")) ==
+          doctest::Approx(4.0 * static_cast<double>(row.copies) * shard).epsilon(0.001));
+  }
+}
+
+// The order decides where states come to lie among what the step has left free.
+TEST_CASE("an update, drawn: a parameter's states are made one after the other, beside them what it passes by") {
+  std::mt19937 random(5);
+  const auto one_of = [&](const std::vector<std::string>& values) { return values[random() % values.size()]; };
+  for (unsigned draw = 0; draw < pipewright::test::draws(60); ++draw) {
+    auto s = small({"use_precision_aware_optimizer=true"});
+    const int dp = 1 << random() % 3, pp = 1 << random() % 2;
+    s.model.num_layers = pp * static_cast<std::int64_t>(1 + random() % 3);
+    s.settings.pipeline_model_parallel_size = pp, s.settings.tensor_model_parallel_size = 1;
+    s.settings.sequence_parallel = false, s.settings.virtual_pipeline_model_parallel_size.reset();
+    s.cluster.num_gpus = dp * pp, s.settings.global_batch_size = 4 * dp;
+    for (const char* key : {"exp_avg_dtype=", "exp_avg_sq_dtype="})
+      scenario::set(s, key + one_of({"fp32", "fp16", "bf16", "fp8"}));
+    scenario::set(s, "main_params_dtype=" + one_of({"fp32", "fp16"}));
+    scenario::set(s, "transformer_engine=" + one_of({"2.12.0", "2.20.2"}));
+    s.settings.store_param_remainders = random() % 2 == 0;
+    const auto types = model::optimizer_types(s);
+    CAPTURE(scenario::write(s));
+    const auto stages = pipewright::test::build(s);
+    using Does = model::UpdateStep::Kind;
+    for (const auto& rank : stages.ranks) {
+      const auto widened = pipewright::model::test::in_update(stages, rank, "optimizer states in fp32", true);
+      const auto later = pipewright::model::test::in_update(stages, rank, "optimizer states in fp32", false);
+      const std::size_t states = types.in_adam ? 3 : 2;
+      REQUIRE(rank.optimizer_state.size() % states == 0);
+      std::int64_t made = 0, elements = 0;  // of the parameters before
+      for (std::size_t i = 0; i < rank.update.size(); ++i) {
+        if (rank.update[i].kind != Does::make) continue;
+        CHECK(rank.update[i].index == made);  // in order
+        const auto nth = static_cast<std::size_t>(made++) % states;
+        const auto& tensor = rank.optimizer_state[rank.update[i].index];
+        CHECK(stages.owners[tensor.owner] == (nth == 2 ? "main parameters" : "optimizer moments"));
+        // What of the parameters before is read in fp32 is alive, and of none else.
+        CHECK(widened[i] == 4 * types.widened() * elements);
+        CHECK(later[i] == widened[i]);
+        if (nth + 1 == states) elements += tensor.bytes.value / (nth == 2 ? types.main : types.second);
+      }
+      CHECK(made == static_cast<std::int64_t>(rank.optimizer_state.size()));
+      if (!widened.empty()) CHECK(widened.back() == 0);
+      // The copy of a parameter passes by in the first update, where Adam makes whole main parameters.
+      std::int64_t copies = 0;
+      for (const auto& step : rank.update) copies += step.kind == Does::allocate_first;
+      CHECK(copies == (types.in_adam && !types.remainders ? 2 * made / static_cast<std::int64_t>(states) : 0));
+    }
   }
 }
 

@@ -451,6 +451,21 @@ TEST_CASE("an optimizer on the host: its shards leave the GPU, host and GPU toge
   CHECK(before == 0);
 }
 
+TEST_CASE("an optimizer on the host: what stays on the GPU has copies of bf16 gradients, all before the first moment") {
+  for (const char* gradients : {"grad_reduce_in_fp32=false", "grad_reduce_in_fp32=true"}) {
+    CAPTURE(std::string(gradients));
+    const auto stages =
+        test::build(with(one_stage(), {"optimizer_cpu_offload=true", "use_precision_aware_optimizer=true",
+                                       "optimizer_offload_fraction=0.5", gradients}));
+    const auto& state = stages.ranks[0].optimizer_state;
+    const bool copies = std::string(gradients).ends_with("false");
+    CHECK(2 * bytes(stages, state, "fp32 gradients") == (copies ? bytes(stages, state, "optimizer moments") : 0));
+    REQUIRE_FALSE(state.empty());
+    CHECK(std::ranges::is_sorted(
+        state, {}, [&](const auto& tensor) { return stages.owners[tensor.owner] == "optimizer moments"; }));
+  }
+}
+
 TEST_CASE("an optimizer on the host: copies beside Adam are the first gradient's only; main pins the parameters") {
   const auto step = [](std::initializer_list<const char*> more) {
     const auto stages =

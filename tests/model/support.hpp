@@ -3,7 +3,10 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <map>
+#include <string>
+#include <vector>
 
 #include "../on_h200.hpp"
 #include "pipewright/model.hpp"
@@ -45,6 +48,30 @@ inline std::int64_t saved(const Piece& piece) {
   std::int64_t total = 0;
   for (const auto& [index, bytes] : live) total += bytes;
   return total;
+}
+
+/// What an optimizer's update holds of an owner in passing, after each of its steps; `first` of all.
+inline std::vector<std::int64_t> in_update(const Stages& stages, const Rank& rank, const std::string& owner,
+                                           bool first) {
+  std::vector<std::int64_t> held;
+  std::vector<bool> alive(rank.in_update.size());
+  std::int64_t sum = 0;
+  for (const auto& [does, index] : rank.update) {
+    using Does = UpdateStep::Kind;
+    if (does != Does::make) {
+      const bool was = alive[index];
+      alive[index] = does == Does::allocate || (does == Does::allocate_first && first);
+      const auto& tensor = rank.in_update[index];
+      if (stages.owners[tensor.owner] == owner) sum += (alive[index] - was) * tensor.bytes.value;
+    }
+    held.push_back(sum);
+  }
+  return held;
+}
+
+inline std::int64_t most_in_update(const Stages& stages, const Rank& rank, const std::string& owner) {
+  const auto held = in_update(stages, rank, owner, false);
+  return held.empty() ? 0 : *std::ranges::max_element(held);
 }
 
 /// Every tensor of the piece is allocated before it is freed, once, and gone at the end.

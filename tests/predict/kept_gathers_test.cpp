@@ -95,6 +95,26 @@ TEST_CASE("what goes round a ring comes back as late as the host is ahead: cache
   CHECK(ahead.walk.peak_reserved.value - behind.walk.peak_reserved.value < 2 * 8 * of_layer);
 }
 
+TEST_CASE("beside expert-parallel overlap a host is ahead by what it launches between two counts of tokens") {
+  auto overlapped = run(8, 4096, 8);
+  for (const char* one : {"fp8=none", "fp8_recipe=delayed", "tensor_model_parallel_size=1", "sequence_parallel=false",
+                          "num_moe_experts=8", "moe_router_topk=2", "moe_token_dispatcher_type=alltoall",
+                          "expert_model_parallel_size=2", "overlap_moe_expert_parallel_comm=true"})
+    scenario::set(overlapped, one);
+  const auto profiles = predict::profiles_of(overlapped);
+  const auto ahead = [&](double factor) {
+    overlapped.cluster.host_time_factor = factor;
+    return predict::stages_of(overlapped, profiles).ranks.at(0).launches_ahead;
+  };
+  CHECK(ahead(1) > ahead(4));
+  CHECK(ahead(4) > 1);
+  CHECK(ahead(1) < model::launch_queue_depth / 2);
+  // So it is of stages that read no loss.
+  for (const char* one : {"num_gpus=4", "gpus_per_node=4", "pp=2", "vpp=2", "overlap_p2p_comm=true"})
+    scenario::set(overlapped, one);
+  CHECK(ahead(1) > ahead(4));
+}
+
 TEST_CASE("only data that comes with scales of its own is gathered by one coalesced call") {
   for (const char* other :
        {"fp8_recipe=tensorwise", "fp8_recipe=delayed", "fp8=none", "sequence_parallel=false", "tp_comm_overlap=true"}) {

@@ -122,14 +122,20 @@ TEST_CASE("memory outside the allocator: every measured run, every rank") {
         const double error =
             static_cast<double>(predicted.value) / static_cast<double>(rank.outside_allocator_bytes->value) - 1;
         CAPTURE(rank.rank);
-        CHECK(std::abs(error) < 0.036);
+        // Three of other settings hold the same to the byte on every rank: they ran in one process behind others
+        // (../shared/measured/README.md), whose ranks had output layers, kernels and groups that these have not.
+        if (name == "b_pp4v2_m8" || name.starts_with("a_pp4v2_m8_fp8cs")) {
+          CHECK(error < 0);
+          continue;
+        }
+        CHECK(std::abs(error) < 0.006);
         sum += std::abs(error);
         ++ranks;
       }
     }
   }
   CHECK(ranks > 100);
-  CHECK(sum / ranks < 0.011);
+  CHECK(sum / ranks < 0.003);
 }
 
 TEST_CASE("a memory fraction is one of the device's memory: the step stops where PyTorch would refuse") {

@@ -175,6 +175,17 @@ struct Chunk {
 /// free what another stream uses as many launches late.
 inline constexpr std::int64_t launch_queue_depth = 1024;
 
+/// A line of the optimizer's update.
+struct UpdateStep {
+  enum class Kind : std::uint8_t {
+    make,            ///< of the optimizer's state, for good: the first update does
+    allocate,        ///< in passing
+    allocate_first,  ///< the same, in the first update only
+    free             ///< what was allocated, if it was
+  } kind;
+  std::uint32_t index;  ///< into Rank::optimizer_state; else into Rank::in_update
+};
+
 struct Rank {
   std::vector<Chunk> chunks;
   Piece construction;  ///< its `forward` builds model and optimizer; what it does not free stays alive
@@ -184,10 +195,11 @@ struct Rank {
   /// Alive from the first step on: workspaces, FP8 weights; cached ones from where a piece makes them (dummy
   /// gradients).
   std::vector<Tensor> since_first_step;
-  std::vector<Tensor> optimizer_state;   ///< alive from the first optimizer step on: Adam moments
+  std::vector<UpdateStep> update;        ///< in host order
+  std::vector<Tensor> optimizer_state;   ///< alive from the first update on: Adam moments
   std::vector<Tensor> during_optimizer;  ///< alive during the optimizer step only: fp32 gradients
   std::vector<Tensor> before_update;     ///< beside these until the parameters are updated: what counts zeros
-  std::vector<Tensor> in_update;         ///< beside these and the optimizer's state, made and dropped by Adam
+  std::vector<Tensor> in_update;         ///< beside these and the optimizer's state, made and dropped by its update
   std::vector<Tensor> after_update;      ///< beside these once the parameters are updated: casts to FP8
   Bytes pinned, pageable;                ///< of host memory, for an optimizer there (optimizer_cpu_offload)
   std::vector<Kernel> finalize;          ///< gradient finalisation, inside forward-backward
