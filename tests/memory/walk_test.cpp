@@ -463,17 +463,17 @@ TEST_CASE(
     CAPTURE(seed);
     const auto program = schedule::build(schedule::config_of(*s, true));
     const auto plan = offload::resolve(*s, stages, program, 0);
-    const auto sizes = [&](int process) {
+    const auto sizes = [&](memory::Rows rows) {
       Sizes result;
       const memory::Listener listener = [&](const memory::Event& event) {
         if (event.kind == memory::Event::Kind::allocate) result[event.owner].insert(event.bytes.value);
       };
-      memory::Walker walker(stages, program, plan, 0, memory::transfers_are_asynchronous(*s), listener, process);
+      memory::Walker walker(stages, program, plan, 0, memory::transfers_are_asynchronous(*s), listener, rows);
       walker.reach_second_step();
       walker.step();
       return result;
     };
-    const Sizes mean = sizes(0), drawn = sizes(1);
+    const Sizes mean = sizes(memory::Rows::mean), drawn = sizes(memory::Rows::drawn);
     REQUIRE(mean.size() == drawn.size());
     // Four uniform numbers reach no further than 2 sqrt(3) deviations.
     const double widest = 2 * std::sqrt(3) * most;
