@@ -191,7 +191,7 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
       const auto allocated = capture && counts_capture ? replayer.captured() : replayer.allocator().allocated();
       if (allocated > most.allocated || (most.eager && !eager && allocated == most.allocated)) {
         most = {allocated, eager, capture};
-        walking->part(eager).heap().remember();
+        walking->part(eager).remember();
       }
       if (listener) listener(event);
     };

@@ -129,11 +129,12 @@ void Walker::run(const std::vector<Step>& steps, const Piece& piece, int layer, 
       heap_.synchronize();
     } else if (step.kind == Step::Kind::allocate) {
       const auto& tensor = piece.tensors[step.index];
+      const auto before = heap_.events();  // a buffer that is used again is none
+      remembers_ = notices_ = false;
       blocks[step.index] = tensor.varies ? heap_.allocate(tensor, rows, drawn) : heap_.allocate(tensor);
       const Step* end = steps.data() + steps.size();
-      if (heap_.remembered_event() == heap_.events())
-        remembered_step_ = {heap_.events(), nullptr, &piece, layer, &step, end};
-      if (!std::exchange(noticed_, false) && heap_.events() != watched_event_) continue;
+      if (remembers_) remembered_step_ = {heap_.events(), nullptr, &piece, layer, &step, end};
+      if (!notices_ && (heap_.events() != watched_event_ || heap_.events() == before)) continue;
       for (Moment& moment : moments_)
         if (moment.event == heap_.events()) moment.kernel = kernel(piece, layer, &step, end);
     }

@@ -114,7 +114,12 @@ class Walker : public model::Visitor {
   /// Who listens: this is a moment to remember, instead of what it was.
   void notice(Moment& moment) {
     moment = {heap_.events(), {}, {}, true};
-    noticed_ = true;
+    notices_ = true;
+  }
+  /// Who listens: the heap remembers this.
+  void remember() {
+    heap_.remember();
+    remembers_ = true;
   }
 
   /// The same of what the heap remembers.
@@ -232,7 +237,7 @@ class Walker : public model::Visitor {
   std::deque<Begin> begins_;  ///< of this step
   std::deque<Moment> moments_;
   std::int64_t watched_event_ = never;
-  bool noticed_ = false;
+  bool remembers_ = false, notices_ = false;  ///< the allocation that is being made
   struct At {
     std::int64_t event = never;
     const Instruction* instruction = nullptr;  ///< none: the optimizer

@@ -85,6 +85,7 @@ std::optional<Imbalance> find_imbalance(const Prediction& prediction, const scen
     double works = stated;
     while (largest - works > imbalance_step) {
       const double middle = (works + largest) / 2;
+      if (answer(middle) == answer(stated)) break;  // whether it fits or not: of the step below nothing else is left
       (at(middle).fits(rank) ? works : largest) = middle;
     }
     largest = works;
