@@ -5,6 +5,8 @@
 #include <cmath>
 #include <map>
 #include <set>
+#include <tuple>
+#include <vector>
 
 #include "../draws.hpp"
 #include "../on_h200.hpp"
@@ -484,6 +486,21 @@ TEST_CASE(
       CHECK(static_cast<double>(*bytes.rbegin()) <= largest * (1 + widest));
       fewer += *bytes.begin()<*of_mean.begin(), more += *bytes.rbegin()> * of_mean.rbegin();
     }
+    // One walk tells what both ask for.
+    const auto requests = [&](memory::Rows rows, Bytes memory::Event::*bytes) {
+      std::vector<std::tuple<memory::Event::Kind, std::uint32_t, std::int64_t>> result;
+      const memory::Listener listener = [&](const memory::Event& event) {
+        const bool asks = event.kind == memory::Event::Kind::allocate;
+        result.emplace_back(event.kind, event.block, asks ? (event.*bytes).value : 0);
+      };
+      memory::Walker walker(stages, program, plan, 0, memory::transfers_are_asynchronous(*s), listener, rows);
+      walker.reach_second_step();
+      walker.step();
+      return result;
+    };
+    CHECK((requests(memory::Rows::both, &memory::Event::bytes) == requests(memory::Rows::mean, &memory::Event::bytes)));
+    CHECK(
+        (requests(memory::Rows::both, &memory::Event::drawn) == requests(memory::Rows::drawn, &memory::Event::bytes)));
     const auto told = memory::walk(stages, program, *s, 0);
     const auto asked = memory::scout(stages, program, *s, 0).peak_allocated;
     for (auto& piece : stages.pieces) piece.row_spread = 0;
