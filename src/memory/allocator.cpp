@@ -348,15 +348,20 @@ class Allocator::State {
     auto at = pool.free.lower_bound(stream, size);
     const auto end = pool.free.end();
     if (at == end || at->stream != stream) return std::nullopt;
-    // A block at the end of what is mapped counts as the size that it can grow to.
-    const auto can_grow_to = [this](std::uint32_t block) {
-      const auto& b = blocks_[block];
-      return b.size + (b.next != no_block && !blocks_[b.next].mapped ? blocks_[b.next].size : 0);
+    // A block at the end of what is mapped counts as the size that it can grow to: any other of at least its own size
+    // that cannot grow as far goes first.
+    const auto grows_by = [this](std::uint32_t block) {
+      const auto next = blocks_[block].next;
+      return next != no_block && !blocks_[next].mapped ? blocks_[next].size : 0;
     };
-    while (blocks_[at->block].expandable) {
-      auto next = at;
-      if (++next == end || next->stream != stream || can_grow_to(next->block) >= can_grow_to(at->block)) break;
-      at = next;
+    if (config_.expandable_segments) {
+      for (auto growth = grows_by(at->block); growth > 0;) {
+        auto next = at;
+        if (++next == end || next->stream != stream) break;
+        const auto further = grows_by(next->block);
+        if (next->size + further >= at->size + growth) break;
+        at = next, growth = further;
+      }
     }
     if (size < config_.max_split_size && at->size >= config_.max_split_size) return std::nullopt;
     if (size >= config_.max_split_size && at->size >= size + config_.max_non_split_rounding) return std::nullopt;

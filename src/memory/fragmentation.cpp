@@ -18,7 +18,7 @@ void describe(const Stages& stages, const Event& request, const Replayer& replay
               Fragmentation& result) {
   Allocator then = replayer.allocator();
   result.owner = owner_name(stages, request.owner);
-  result.requested = request.bytes;
+  result.requested = replayer.asked(request);
   result.allocated = Bytes(then.allocated());
   result.cached = Bytes(then.reserved() - then.allocated());
   result.largest_gap = Bytes(then.largest_free_block());
@@ -57,7 +57,7 @@ void Growth::after() {
   peak_ = replayer_.peak_reserved();
   rewind_.mark();
   eager_ = walker_.in_eager();
-  *moments_[eager_ ? 1 : 0] = {walker_.part(eager_).heap().events(), {}, {}, true};
+  walker_.part(eager_).notice(*moments_[eager_ ? 1 : 0]);
 }
 
 Fragmentation Growth::found(const Stages& stages, Bytes device) const {

@@ -60,9 +60,12 @@ class FreeList {
   Place end() const { return {this, order_.size(), 0}; }
   /// The first entry of the stream that is at least as large, or what follows the stream's last.
   Place lower_bound(std::int32_t stream, std::int64_t size) const {
-    const Entry key{size, 0, stream, 0};
-    const std::size_t i = leaf_of(key);
-    return i == order_.size() ? end() : Place(this, i, place_in(leaf(i), key));
+    // No address is less than 0: those of one size need not be looked at.
+    const auto smaller = [=](const Entry& entry) {
+      return entry.stream == stream ? entry.size < size : entry.stream < stream;
+    };
+    const std::size_t i = first_not(keys_.data(), keys_.size(), smaller);
+    return i == order_.size() ? end() : Place(this, i, first_not(leaf(i).entries.data(), leaf(i).count, smaller));
   }
 
   void insert(const Entry& entry) {
@@ -133,18 +136,22 @@ class FreeList {
   const Leaf& leaf(std::size_t i) const { return leaves_[order_[i]]; }
 
   /// The first leaf that ends at or after the entry.
-  std::size_t leaf_of(const Entry& entry) const { return first_not_less(keys_.data(), keys_.size(), entry); }
-  static std::size_t first_not_less(const Entry* entries, std::size_t count, const Entry& entry) {
+  std::size_t leaf_of(const Entry& entry) const {
+    return first_not(keys_.data(), keys_.size(), [&](const Entry& one) { return one < entry; });
+  }
+  /// Of sorted entries, the first that is not `before` what is searched.
+  template <class Before>
+  static std::size_t first_not(const Entry* entries, std::size_t count, const Before& before) {
     const Entry* first = entries;
     while (count > 0) {
       const std::size_t half = (count + 1) / 2;
-      first += half & -static_cast<std::size_t>(first[half - 1] < entry);
+      first += half & -static_cast<std::size_t>(before(first[half - 1]));
       count -= half;
     }
     return static_cast<std::size_t>(first - entries);
   }
   static std::size_t place_in(const Leaf& leaf, const Entry& entry) {
-    return first_not_less(leaf.entries.data(), leaf.count, entry);
+    return first_not(leaf.entries.data(), leaf.count, [&](const Entry& one) { return one < entry; });
   }
   void add_leaf(std::size_t i) {
     std::uint32_t id = static_cast<std::uint32_t>(leaves_.size());

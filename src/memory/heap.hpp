@@ -41,9 +41,13 @@ class Heap {
         launches_ahead_(launches_ahead),
         listener_(listener) {}
 
-  /// With `rows` times the tensor's bytes.
-  std::uint32_t allocate(const model::Tensor& tensor, double rows = 1) {
-    const auto bytes = static_cast<std::int64_t>(static_cast<double>(tensor.bytes.value) * rows);
+  /// With `rows` times the tensor's bytes; the listener is told those with `drawn` rows, too.
+  std::uint32_t allocate(const model::Tensor& tensor, double rows = 1, double drawn = 1) {
+    const auto times = [&](double factor) {
+      return factor == 1 ? tensor.bytes
+                         : Bytes(static_cast<std::int64_t>(static_cast<double>(tensor.bytes.value) * factor));
+    };
+    const std::int64_t bytes = times(rows).value;
     if (keeps(tensor.home)) {
       auto& spare = spare_[{tensor.owner, tensor.shape, block_bytes(bytes)}];
       if (!spare.empty()) {
@@ -80,7 +84,7 @@ class Heap {
     }
     block.told = !view && (graph ? !captured_ : !silent_ || home == model::Tensor::Home::static_buffer);
     if (listener_ && block.told)
-      listener_({Event::Kind::allocate, told_from_ + id, tensor.owner, Bytes(bytes), stream, graph});
+      listener_({Event::Kind::allocate, told_from_ + id, tensor.owner, Bytes(bytes), times(drawn), stream, graph});
     if (graph) return id;
     if (events_ == stop_at_) owners_then_ = by_owner_;
     peak_ = std::max(peak_, live_);
@@ -161,7 +165,7 @@ class Heap {
   /// All graphs exist: replays find their pool as it is, and nothing more is told of it.
   void end_capture() { captured_ = true; }
   void empty_cache() const {
-    if (listener_) listener_({Event::Kind::empty_cache, 0, 0, Bytes(), model::Stream::compute, false});
+    if (listener_) listener_({Event::Kind::empty_cache, 0, 0, Bytes(), Bytes(), model::Stream::compute, false});
   }
   void attach(std::uint32_t to, std::uint32_t named) {
     hold(named);
@@ -238,13 +242,14 @@ class Heap {
   }
   void tell(Event::Kind kind, std::uint32_t id) const {
     if (listener_ && blocks_[id].told)
-      listener_({kind, told_from_ + id, blocks_[id].owner, Bytes(blocks_[id].bytes), blocks_[id].stream, false});
+      listener_(
+          {kind, told_from_ + id, blocks_[id].owner, Bytes(blocks_[id].bytes), Bytes(), blocks_[id].stream, false});
   }
   void free_in_graph(std::uint32_t id) {
     const auto& block = blocks_[id];
     graph_live_ -= block.bytes;
     if (listener_ && block.told && !captured_)
-      listener_({Event::Kind::free, told_from_ + id, block.owner, Bytes(block.bytes), block.stream, true});
+      listener_({Event::Kind::free, told_from_ + id, block.owner, Bytes(block.bytes), Bytes(), block.stream, true});
     unused_.push_back(id);
   }
   /// Before bytes change again.

@@ -30,7 +30,7 @@ Outcome outcome(const Rewind& recorded, std::int64_t device) {
 class Survival {
  public:
   Survival(const Stages& stages, const schedule::Program& program, const offload::Plan& plan, int rank,
-           bool asynchronous, int process, const AllocatorConfig& config, std::int64_t smallest_limit)
+           bool asynchronous, Rows rows, const AllocatorConfig& config, std::int64_t smallest_limit)
       : replayer_(config), recorded_(replayer_) {
     bool alike = true;
     const Listener listener = [&](const Event& event) {
@@ -43,7 +43,7 @@ class Survival {
         alike = false;
       }
     };
-    Walker walker(stages, program, plan, rank, asynchronous, listener, process);
+    Walker walker(stages, program, plan, rank, asynchronous, listener, rows);
     walker.reach_second_step();
     walker.step();
   }
@@ -67,8 +67,8 @@ Bytes least_to_run(const Stages& stages, const schedule::Program& program, const
   config.device_bytes = INT64_MAX;
   const auto plan = offload::resolve(scenario, stages, program, pp_rank);
   std::deque<Survival> each;  // they stay where they are
-  for (int process = 0; process < processes(stages, pp_rank); ++process)
-    each.emplace_back(stages, program, plan, pp_rank, transfers_are_asynchronous(scenario), process, config,
+  for (const Rows rows : processes(stages, pp_rank))
+    each.emplace_back(stages, program, plan, pp_rank, transfers_are_asynchronous(scenario), rows, config,
                       Limits(config, too_little).device);
   std::int64_t fails = too_little.value, works = enough.value;
   while (works - fails > resolution.value) {

@@ -1,8 +1,8 @@
 // What a rank holds: its program is walked to find the peak, who holds it and what the allocator reserves, and under a
 // limit once more.
 #include <algorithm>
+#include <deque>
 #include <numeric>
-#include <span>
 #include <vector>
 
 #include "blocks.hpp"
@@ -48,13 +48,12 @@ AllocatorConfig with_limit(AllocatorConfig config, std::int64_t device) {
 }
 
 /// Of these replayers, which outlive the walk.
-template <class Replayers>
-void leave_out_repeats(Walker& walker, const Replayers& replayers) {
-  walker.leave_out_repeats({[&replayers](Likeness& state) {
-                              for (const Replayer& each : replayers) each.describe(state);
+void leave_out_repeats(Walker& walker, const std::vector<const Replayer*>& replayers) {
+  walker.leave_out_repeats({[=](Likeness& state) {
+                              for (const Replayer* each : replayers) each->describe(state);
                             },
-                            [&replayers](const Heap& heap, Likeness& state) {
-                              for (const Replayer& each : replayers) each.describe(heap, state);
+                            [=](const Heap& heap, Likeness& state) {
+                              for (const Replayer* each : replayers) each->describe(heap, state);
                             }});
 }
 
@@ -62,10 +61,10 @@ void leave_out_repeats(Walker& walker, const Replayers& replayers) {
 /// segments, too.
 class Watched {
  public:
-  Watched(AllocatorConfig config, bool why) : why_(why) {
+  Watched(AllocatorConfig config, bool why, bool drawn) : why_(why) {
     replayers_.reserve(2), growths_.reserve(2);  // they stay where they are
-    replayers_.emplace_back(config);
-    if (why && !std::exchange(config.expandable_segments, true)) replayers_.emplace_back(config);
+    replayers_.emplace_back(config, drawn);
+    if (why && !std::exchange(config.expandable_segments, true)) replayers_.emplace_back(config, drawn);
   }
   void follow(Walker& walker) {
     if (!why_) return;
@@ -77,7 +76,9 @@ class Watched {
     for (Growth& growth : growths_) growth.after();
   }
   Replayer& replayer() { return replayers_.front(); }
-  const std::vector<Replayer>& all() const { return replayers_; }
+  void add_to(std::vector<const Replayer*>& all) const {
+    for (const Replayer& each : replayers_) all.push_back(&each);
+  }
   Fragmentations found(const Stages& stages, Bytes device) {
     return {growths_.front().found(stages, device), growths_.back().found(stages, device)};
   }
@@ -90,12 +91,11 @@ class Watched {
 
 /// Replays a process under a limit; what happened is the failure, if there is one.
 std::optional<Failure> survive(const Stages& stages, const schedule::Program& program, const offload::Plan& plan,
-                               int rank, bool asynchronous, int process, Replayer& replayer, bool leaves_out) {
+                               int rank, bool asynchronous, Rows rows, Replayer& replayer, bool leaves_out) {
   const Listener replay = [&](const Event& event) { replayer(event); };
   const Listener silent;
-  Walker walker(stages, program, plan, rank, asynchronous, replay, process);
-  const std::span replayers(&replayer, 1);
-  if (leaves_out) leave_out_repeats(walker, replayers);
+  Walker walker(stages, program, plan, rank, asynchronous, replay, rows);
+  if (leaves_out) leave_out_repeats(walker, {&replayer});
   bool built = false;
   try {
     walker.reach_second_step([&] { built = true; }, [&] { replayer.reset_peaks(); });
@@ -103,7 +103,7 @@ std::optional<Failure> survive(const Stages& stages, const schedule::Program& pr
     return std::nullopt;
   } catch (const OutOfMemory& out) {
     const bool eager = walker.in_eager();
-    Walker where(stages, program, plan, rank, asynchronous, silent, process);
+    Walker where(stages, program, plan, rank, asynchronous, silent, rows);
     Walker& there = where.part(eager);
     const auto& moment = there.watch(walker.part(eager).heap().events());
     where.reach_second_step();
@@ -126,11 +126,12 @@ std::optional<Failure> survive(const Stages& stages, const schedule::Program& pr
 
 }  // namespace
 
-int processes(const Stages& stages, int pp_rank) {
+std::vector<Rows> processes(const Stages& stages, int pp_rank) {
   const auto varies = [&](const model::Chunk& chunk) {
     return std::ranges::any_of(chunk.pieces, [&](auto piece) { return stages.pieces[piece].row_spread > 0; });
   };
-  return std::ranges::any_of(stages.ranks.at(static_cast<std::size_t>(pp_rank)).chunks, varies) ? 2 : 1;
+  if (!std::ranges::any_of(stages.ranks.at(static_cast<std::size_t>(pp_rank)).chunks, varies)) return {Rows::mean};
+  return {Rows::mean, Rows::drawn};
 }
 
 Scout scout(const Stages& stages, const schedule::Program& program, const scenario::Scenario& scenario, int pp_rank,
@@ -166,12 +167,15 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
   const offload::Plan plan = offload::resolve(scenario, stages, program, pp_rank);
   Walk result;
   result.offloaded = plan.moved;
+  const auto all = processes(stages, pp_rank);
   const auto& held = stages.ranks.at(static_cast<std::size_t>(pp_rank));
   result.pinned = plan.pinned + held.pinned;
   result.pageable = held.pageable;
   {
-    Watched watched(without_limit(config), why != nullptr);
-    Replayer& replayer = watched.replayer();
+    // Both processes hear of one walk.
+    std::deque<Watched> each;
+    for (const Rows rows : all) each.emplace_back(without_limit(config), why != nullptr, rows == Rows::drawn);
+    Replayer& replayer = each.front().replayer();
     Walker* walking = nullptr;
     // Five recorded runs on one GPU peak in the capture, on top of the last step's fp32 gradients, and one pipeline
     // without such gradients, by its allocations. Of two pipelines with them neither did, and why is not known: there
@@ -182,26 +186,35 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
       bool eager = false, capture = false;
     } most;  // a block whose rest is not worth splitting off counts as a whole: by the allocator's bytes
     const Listener replay = [&](const Event& event) {
-      watched(event);
+      for (Watched& watched : each) watched(event);
       const bool capture = walking->captures(), eager = walking->in_eager() || capture;
       const auto allocated = capture && counts_capture ? replayer.captured() : replayer.allocator().allocated();
       if (allocated > most.allocated || (most.eager && !eager && allocated == most.allocated)) {
         most = {allocated, eager, capture};
-        walking->part(eager).heap().remember();
+        walking->part(eager).remember();
       }
       if (listener) listener(event);
     };
-    Walker walker(stages, program, plan, pp_rank, asynchronous, replay);
+    Walker walker(stages, program, plan, pp_rank, asynchronous, replay, all.size() > 1 ? Rows::both : Rows::mean);
     walking = &walker;
-    watched.follow(walker);
-    if (!listener) leave_out_repeats(walker, watched.all());
+    std::vector<const Replayer*> replayers;
+    for (Watched& watched : each) watched.follow(walker), watched.add_to(replayers);
+    if (!listener) leave_out_repeats(walker, replayers);
     walker.reach_second_step([&] { result.static_bytes = Bytes(replayer.allocator().allocated()); },
                              [&] {
-                               result.built = Bytes(replayer.peak_reserved());
-                               replayer.reset_peaks(), most = {};
+                               for (Watched& watched : each) {
+                                 result.built = std::max(result.built, Bytes(watched.replayer().peak_reserved()));
+                                 watched.replayer().reset_peaks();
+                               }
+                               most = {};
                              });
     walker.step();
-    if (why != nullptr) *why = watched.found(stages, *whole);
+    for (Watched& watched : each) {
+      const Bytes reserved(watched.replayer().peak_reserved());
+      if (&watched != &each.front() && reserved <= result.peak_reserved) continue;
+      result.peak_reserved = reserved;
+      if (why != nullptr) *why = watched.found(stages, *whole);
+    }
     // Graphs replay in their pool: their capture, or the steps before it, allocate more.
     const Walker& highest = walker.part(most.eager);
     const auto moment = highest.remembered();
@@ -211,7 +224,6 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
     result.events = walker.heap().events();
     result.left_out = walker.heap().skipped();
     result.graph_pool = Bytes(replayer.graph_pool());
-    result.peak_reserved = Bytes(replayer.peak_reserved());
     result.peak_allocated = Bytes(std::max(replayer.peak_allocated(), most.allocated));
     result.peak_owners = by_size(stages, owners);
     const char* rest = most.capture ? "CUDA graphs' inputs and private pool" : "left unsplit by the allocator";
@@ -219,29 +231,12 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
     if (result.peak_owners.back().bytes == Bytes()) result.peak_owners.pop_back();
     result.after_step = Bytes(replayer.allocator().allocated());
   }
-  const int all = processes(stages, pp_rank);
-  for (int process = 1; process < all; ++process) {
-    Watched watched(without_limit(config), why != nullptr);
-    Replayer& replayer = watched.replayer();
-    const Listener replay = [&](const Event& event) { watched(event); };
-    Walker walker(stages, program, plan, pp_rank, asynchronous, replay, process);
-    watched.follow(walker);
-    leave_out_repeats(walker, watched.all());
-    walker.reach_second_step({}, [&] {
-      result.built = std::max(result.built, Bytes(replayer.peak_reserved()));
-      replayer.reset_peaks();
-    });
-    walker.step();
-    if (Bytes(replayer.peak_reserved()) <= result.peak_reserved) continue;
-    result.peak_reserved = Bytes(replayer.peak_reserved());
-    if (why != nullptr) *why = watched.found(stages, *whole);
-  }
-
   if (result.most_reserved().value <= limits.untouched) return result;
   Bytes within;
-  for (int process = 0; process < all && !result.failure; ++process) {
+  for (const Rows rows : all) {
+    if (result.failure) break;
     Replayer replayer(with_limit(config, limits.device));
-    result.failure = survive(stages, program, plan, pp_rank, asynchronous, process, replayer, !listener || process > 0);
+    result.failure = survive(stages, program, plan, pp_rank, asynchronous, rows, replayer, !listener);
     within = std::max(within, Bytes(replayer.peak_reserved()));
   }
   if (!result.failure) {
@@ -269,18 +264,22 @@ bool runs_within(const Stages& stages, const schedule::Program& program, const s
                  int pp_rank, Bytes device) {
   const AllocatorConfig config = allocator_config(scenario);
   const auto plan = offload::resolve(scenario, stages, program, pp_rank);
-  for (int process = 0; process < processes(stages, pp_rank); ++process) {
-    Replayer replayer(with_limit(config, Limits(config, device).device));
-    const Listener replay = [&](const Event& event) { replayer(event); };
-    Walker walker(stages, program, plan, pp_rank, transfers_are_asynchronous(scenario), replay, process);
-    const std::span replayers(&replayer, 1);
-    leave_out_repeats(walker, replayers);
-    try {
-      walker.reach_second_step();
-      walker.step();
-    } catch (const OutOfMemory&) {
-      return false;
-    }
+  const auto all = processes(stages, pp_rank);
+  std::deque<Replayer> each;
+  for (const Rows rows : all) each.emplace_back(with_limit(config, Limits(config, device).device), rows == Rows::drawn);
+  const Listener replay = [&](const Event& event) {
+    for (Replayer& replayer : each) replayer(event);
+  };
+  Walker walker(stages, program, plan, pp_rank, transfers_are_asynchronous(scenario), replay,
+                all.size() > 1 ? Rows::both : Rows::mean);
+  std::vector<const Replayer*> replayers;
+  for (const Replayer& replayer : each) replayers.push_back(&replayer);
+  leave_out_repeats(walker, replayers);
+  try {
+    walker.reach_second_step();
+    walker.step();
+  } catch (const OutOfMemory&) {
+    return false;
   }
   return true;
 }

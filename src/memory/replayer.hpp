@@ -36,8 +36,9 @@ struct OutOfMemory : UsageError {
 /// The allocator, and beside it the private pool of CUDA graphs: it takes from the same device and keeps what it has.
 class Replayer {
  public:
-  explicit Replayer(const AllocatorConfig& config)
-      : allocator_(config), graph_pool_(config), device_(config.device_bytes) {}
+  /// `drawn`: of the process whose rows of routing are drawn, of a walk that tells both.
+  explicit Replayer(const AllocatorConfig& config, bool drawn = false)
+      : allocator_(config), graph_pool_(config), device_(config.device_bytes), drawn_(drawn) {}
 
   /// Throws OutOfMemory.
   void operator()(const Event& event) {
@@ -48,7 +49,7 @@ class Replayer {
     } else if (event.graph) {
       in_graph_pool(event);
     } else if (event.kind == Event::Kind::allocate) {
-      const auto handle = allocator_.allocate(event.bytes.value, static_cast<std::int32_t>(event.stream));
+      const auto handle = allocator_.allocate(asked(event).value, static_cast<std::int32_t>(event.stream));
       if (!handle) throw OutOfMemory(event);
       grow(blocks_, event.block) = {*handle, 0};
       grow(owners_, *handle) = event.owner;
@@ -108,6 +109,8 @@ class Replayer {
     return {device_ - std::min(near.left, in_graphs.left),
             lacking < INT64_MAX - device_ ? device_ + lacking - 1 : INT64_MAX};
   }
+  /// What an event asks of this process for.
+  Bytes asked(const Event& event) const { return drawn_ ? event.drawn : event.bytes; }
   Allocator& allocator() { return allocator_; }
   const Allocator& allocator() const { return allocator_; }
   std::uint32_t owner_of(std::uint32_t handle) const { return owners_[handle]; }
@@ -132,11 +135,11 @@ class Replayer {
     const auto stream = static_cast<std::int32_t>(event.stream);
     const bool limited = device_ < INT64_MAX;
     if (limited) graph_pool_.limit(device_ - allocator_.reserved());
-    auto handle = graph_pool_.allocate(event.bytes.value, stream);
+    auto handle = graph_pool_.allocate(asked(event).value, stream);
     if (!handle) {
       allocator_.empty_cache();
       graph_pool_.limit(device_ - allocator_.reserved());
-      handle = graph_pool_.allocate(event.bytes.value, stream);
+      handle = graph_pool_.allocate(asked(event).value, stream);
     }
     if (!handle) throw OutOfMemory(event);
     grow(graph_blocks_, event.block) = *handle;
@@ -145,9 +148,10 @@ class Replayer {
 
   Allocator allocator_, graph_pool_;
   std::int64_t device_, peak_reserved_ = 0, eager_peak_ = 0;  ///< allocated before CUDA graphs were captured
-  std::vector<std::uint32_t> graph_blocks_;                   ///< by the walk's block
-  std::vector<Live> blocks_;                                  ///< by the walk's block
-  std::vector<std::uint32_t> owners_;                         ///< by the allocator's handle
+  bool drawn_;
+  std::vector<std::uint32_t> graph_blocks_;  ///< by the walk's block
+  std::vector<Live> blocks_;                 ///< by the walk's block
+  std::vector<std::uint32_t> owners_;        ///< by the allocator's handle
 };
 
 }  // namespace pipewright::memory

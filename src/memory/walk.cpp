@@ -63,14 +63,14 @@ int launches(const model::Kernel& kernel) {
 }  // namespace
 
 Walker::Walker(const Stages& stages, const schedule::Program& program, const offload::Plan& plan, int rank,
-               bool asynchronous, const Listener& listener, int process)
+               bool asynchronous, const Listener& listener, Rows rows)
     : eager_(stages.eager
-                 ? std::make_unique<Walker>(*stages.eager, program, *plan.eager, rank, asynchronous, listener, process)
+                 ? std::make_unique<Walker>(*stages.eager, program, *plan.eager, rank, asynchronous, listener, rows)
                  : nullptr),
       in_eager_(stages.eager != nullptr),
       stages_(stages),
       index_(rank),
-      process_(process),
+      rows_(rows),
       rank_(stages.ranks.at(static_cast<std::size_t>(rank))),
       whole_(program),
       program_(program.ranks.at(static_cast<std::size_t>(rank))),
@@ -102,10 +102,10 @@ const std::vector<int>& Walker::launches_of(const Piece& piece) const {
 /// Rows as one draw of the routing sends them, over those of the mean: what grows beyond a free segment takes a new
 /// one. Irwin-Hall of four uniform numbers for the normal distribution.
 double Walker::drawn_rows(const Piece& piece, int layer, int microbatch) const {
-  if (process_ == 0 || piece.row_spread == 0) return 1;
+  if (rows_ == Rows::mean || piece.row_spread == 0) return 1;
   const auto draw = static_cast<std::uint64_t>(draw_of(microbatch, schedule::period(config_)));
   const auto bits =
-      Chance(static_cast<std::uint64_t>(process_) << 56 | static_cast<std::uint64_t>(eager_ != nullptr) << 55 |
+      Chance(std::uint64_t{1} << 56 | static_cast<std::uint64_t>(eager_ != nullptr) << 55 |
              static_cast<std::uint64_t>(steps_begun_) << 48 | static_cast<std::uint64_t>(layer + 1) << 24 | draw)
           .next();
   double sum = -2;
@@ -115,7 +115,7 @@ double Walker::drawn_rows(const Piece& piece, int layer, int microbatch) const {
 
 void Walker::run(const std::vector<Step>& steps, const Piece& piece, int layer, int microbatch, std::uint32_t* blocks) {
   const auto& launches = launches_of(piece);
-  const double rows = drawn_rows(piece, layer, microbatch);
+  const double drawn = drawn_rows(piece, layer, microbatch), rows = rows_ == Rows::drawn ? drawn : 1;
   for (const auto& step : steps) {
     if (!step.runs(microbatch)) continue;
     if (step.kind == Step::Kind::launch) {
@@ -130,10 +130,12 @@ void Walker::run(const std::vector<Step>& steps, const Piece& piece, int layer, 
       heap_.synchronize();
     } else if (step.kind == Step::Kind::allocate) {
       const auto& tensor = piece.tensors[step.index];
-      blocks[step.index] = heap_.allocate(tensor, tensor.varies ? rows : 1);
+      const auto before = heap_.events();  // a buffer that is used again is none
+      remembers_ = notices_ = false;
+      blocks[step.index] = tensor.varies ? heap_.allocate(tensor, rows, drawn) : heap_.allocate(tensor);
       const Step* end = steps.data() + steps.size();
-      if (heap_.remembered_event() == heap_.events())
-        remembered_step_ = {heap_.events(), nullptr, &piece, layer, &step, end};
+      if (remembers_) remembered_step_ = {heap_.events(), nullptr, &piece, layer, &step, end};
+      if (!notices_ && (heap_.events() != watched_event_ || heap_.events() == before)) continue;
       for (Moment& moment : moments_)
         if (moment.event == heap_.events()) moment.kernel = kernel(piece, layer, &step, end);
     }
@@ -350,7 +352,7 @@ bool Walker::wait(const Part& part) {
 void Walker::leave_out_repeats(const Beside& beside) {
   if (eager_) eager_->leave_out_repeats(beside);
   if (!offload_.plan().empty()) return;  // its actions name microbatches, and there are more after the first step
-  rounds_ = std::make_unique<const Rounds>(stages_, config_, program_, rank_.chunks.size(), process_ > 0);
+  rounds_ = std::make_unique<const Rounds>(stages_, config_, program_, rank_.chunks.size(), rows_ != Rows::mean);
   beside_ = beside;
 }
 

@@ -38,11 +38,18 @@ enum class Own : std::uint32_t { received_input, received_gradient, placeholder,
 constexpr std::array<const char*, static_cast<std::size_t>(Own::count)> own_names = {
     "pipeline receive", "pipeline receive gradient", "deallocated outputs", "data loader's attention mask"};
 
+/// How many rows of routing a walk has: their mean, drawn ones, or the mean with drawn ones told beside it.
+enum class Rows { mean, drawn, both };
+/// Processes of a stage that are replayed: one with the mean of all rows, whose peak is told, and where the routing
+/// decides how many rows a rank has, one with drawn ones; what is reserved is told by the one that reserves more. More
+/// of those, or more steps, reserve a little more (93 ranks of recorded runs: 1.4 % off in the mean with one, 1.3 with
+/// two, 1.1 with four over eight steps) and take as long again.
+std::vector<Rows> processes(const Stages& stages, int pp_rank);
+
 class Walker : public model::Visitor {
  public:
-  /// `process`: of those of a stage, see processes().
   Walker(const Stages& stages, const schedule::Program& program, const offload::Plan& plan, int rank, bool asynchronous,
-         const Listener& listener, int process = 0);
+         const Listener& listener, Rows rows = Rows::mean);
 
   void start() {
     std::vector<std::uint32_t> blocks(rank_.construction.tensors.size(), none);
@@ -101,7 +108,18 @@ class Walker : public model::Visitor {
   /// `never`: none yet; who listens sets it while it happens.
   Moment& watch(std::int64_t event) {
     heap_.remember_owners_at(event);  // of the last one
+    watched_event_ = event;
     return moments_.emplace_back(Moment{event, {}, {}, false});
+  }
+  /// Who listens: this is a moment to remember, instead of what it was.
+  void notice(Moment& moment) {
+    moment = {heap_.events(), {}, {}, true};
+    notices_ = true;
+  }
+  /// Who listens: the heap remembers this.
+  void remember() {
+    heap_.remember();
+    remembers_ = true;
   }
 
   /// The same of what the heap remembers.
@@ -180,7 +198,7 @@ class Walker : public model::Visitor {
   bool in_eager_ = false, captures_ = false;
   const Stages& stages_;
   const int index_;
-  const int process_;  ///< whose routing is drawn; the first has the mean
+  const Rows rows_;
   const model::Rank& rank_;
   const schedule::Program& whole_;
   const schedule::RankProgram& program_;
@@ -219,6 +237,8 @@ class Walker : public model::Visitor {
   Beside beside_;
   std::deque<Begin> begins_;  ///< of this step
   std::deque<Moment> moments_;
+  std::int64_t watched_event_ = never;
+  bool remembers_ = false, notices_ = false;  ///< the allocation that is being made
   struct At {
     std::int64_t event = never;
     const Instruction* instruction = nullptr;  ///< none: the optimizer
@@ -230,11 +250,5 @@ class Walker : public model::Visitor {
   std::vector<std::vector<int>> launches_;  ///< by piece and kernel
   std::vector<int> construction_launches_;
 };
-
-/// Processes of a stage that are replayed: one with the mean of all rows, whose peak is told, and where the routing
-/// decides how many rows a rank has, one with drawn ones; what is reserved is told by the one that reserves more. More
-/// of those, or more steps, reserve a little more (93 ranks of recorded runs: 1.4 % off in the mean with one, 1.3 with
-/// two, 1.1 with four over eight steps) and take as long again.
-int processes(const Stages& stages, int pp_rank);
 
 }  // namespace pipewright::memory

@@ -14,6 +14,9 @@ namespace pipewright::predict {
 namespace {
 
 constexpr double imbalance_step = 0.1;  ///< of the answer
+constexpr double certain = 0.9999;      ///< what replays foretell no better: so likely by the error of reserved memory
+
+double answer(double imbalance) { return std::floor(imbalance / imbalance_step) * imbalance_step; }
 
 /// Ranks, those that come nearest to their limit first: one of them decides.
 std::vector<std::size_t> tightest_first(const Prediction& prediction) {
@@ -38,13 +41,24 @@ class Uneven {
     const int pp_rank = same_.ranks[rank].pp_rank;
     const Bytes allowed =
         same_.memory_limit - same_.memory_margin - model::outside_allocator(scenario_, profiles_, pp_rank);
-    // What is allocated tells most of what does not fit.
-    const auto least = memory::scout(stages_, few_, scenario_, pp_rank);
-    if (least.peak_allocated + least.graph_pool > allowed) return false;
+    // What is allocated tells most of what does not fit, and of what does.
+    const auto scouted = memory::scout(stages_, few_, scenario_, pp_rank);
+    const Bytes least = scouted.peak_allocated + scouted.graph_pool;
+    if (least > allowed) return false;
+    if (likely(same_.ranks[rank].walk, least, allowed) > certain) return true;
     return memory::runs_within(stages_, run_.program, with_device(scenario_, profiles_), pp_rank, allowed);
   }
 
  private:
+  /// That a rank fits, if it reserves as much beyond what it allocates as it does when the routing is as stated.
+  double likely(const memory::Walk& stated, Bytes allocated, Bytes allowed) const {
+    if (stated.retried) return 0;
+    const double share =
+        static_cast<double>(stated.most_reserved().value) / static_cast<double>(stated.peak_allocated.value);
+    const Bytes reserved(static_cast<std::int64_t>(static_cast<double>(allocated.value) * share));
+    return probability_to_fit(reserved, allowed - reserved, profiles_).value_or(0);
+  }
+
   const Prediction& same_;
   const Run& run_;
   scenario::Scenario scenario_;
@@ -71,6 +85,7 @@ std::optional<Imbalance> find_imbalance(const Prediction& prediction, const scen
     double works = stated;
     while (largest - works > imbalance_step) {
       const double middle = (works + largest) / 2;
+      if (answer(middle) == answer(stated)) break;  // whether it fits or not: of the step below nothing else is left
       (at(middle).fits(rank) ? works : largest) = middle;
     }
     largest = works;
@@ -86,10 +101,11 @@ std::optional<Imbalance> find_imbalance(const Prediction& prediction, const scen
     return rank + (std::ranges::find(fits, 0) - fits.begin());
   };
   // Each rank in turn narrows what those before it left; mostly the tightest alone does.
+  const auto open = [&] { return largest == most || answer(largest) > answer(stated); };  // what is stated fits
   if (!at(largest).fits(*rank)) narrow(*rank);
-  for (++rank; (rank = next()) != order.end(); ++rank) narrow(*rank);
+  for (++rank; open() && (rank = next()) != order.end(); ++rank) narrow(*rank);
   if (largest == most) return Imbalance{most, true};
-  return Imbalance{std::floor(largest / imbalance_step) * imbalance_step, false};
+  return Imbalance{answer(largest), false};
 }
 
 }  // namespace pipewright::predict

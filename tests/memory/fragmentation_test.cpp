@@ -1,7 +1,11 @@
 // Why reserved memory is more than allocated memory: on a real configuration. Runs in tests/memory.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <numeric>
+#include <set>
+#include <string>
+#include <utility>
 
 #include "../on_h200.hpp"
 #include "pipewright/memory.hpp"
@@ -35,6 +39,41 @@ std::int64_t sum(const std::vector<memory::OwnerBytes>& owners) {
 constexpr Bytes roomy(std::int64_t{100} << 30);
 
 }  // namespace
+
+TEST_CASE("the kernel that is told is the one launched next to the allocation that is told") {
+  // Userbuffers are kept: one that is used again right after an allocation is not that.
+  int told = 0;
+  for (const auto& [name, batch] :
+       {std::pair{"llama3-70b-pretrain-64xh100", 32}, {"llama31-405b-pretrain-1024xh100", 128}}) {
+    auto s = scenario::read(std::string("../../scenarios/") + name + ".yaml");
+    s.settings.global_batch_size = batch;
+    const auto stages = test::build(s);
+    const auto program = schedule::build(schedule::config_of(s));
+    std::set<std::string> next;  // owner and kernel
+    for (const auto& piece : stages.pieces) {
+      for (const auto* steps : {&piece.forward, &piece.backward, &piece.weight_gradient}) {
+        for (auto step = steps->begin(); step != steps->end(); ++step) {
+          if (step->kind != model::Step::Kind::allocate) continue;
+          const auto launch = std::find_if(
+              step, steps->end(), [](const model::Step& later) { return later.kind == model::Step::Kind::launch; });
+          if (launch == steps->end()) continue;
+          next.insert(stages.owners[piece.tensors[step->index].owner] + " before " + piece.kernels[launch->index].name);
+        }
+      }
+    }
+    for (int rank = 0; rank < static_cast<int>(stages.ranks.size()); ++rank) {
+      const auto why = memory::explain(stages, program, s, rank, roomy, roomy).why;
+      for (const auto* one : {&why.as_configured, &why.expandable}) {
+        const auto comma = one->piece.find(", ");
+        if (comma == std::string::npos) continue;
+        CAPTURE(one->owner + " before " + one->piece);
+        CHECK(next.contains(one->owner + " before " + one->piece.substr(comma + 2)));
+        ++told;
+      }
+    }
+  }
+  CHECK(told > 10);
+}
 
 TEST_CASE("reserved memory grows because no gap is large enough, and the gaps have owners beside them") {
   const Case c;

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <map>
 #include <set>
+#include <tuple>
+#include <vector>
 
 #include "../draws.hpp"
 #include "../on_h200.hpp"
@@ -505,17 +507,17 @@ TEST_CASE(
     CAPTURE(seed);
     const auto program = schedule::build(schedule::config_of(*s, true));
     const auto plan = offload::resolve(*s, stages, program, 0);
-    const auto sizes = [&](int process) {
+    const auto sizes = [&](memory::Rows rows) {
       Sizes result;
       const memory::Listener listener = [&](const memory::Event& event) {
         if (event.kind == memory::Event::Kind::allocate) result[event.owner].insert(event.bytes.value);
       };
-      memory::Walker walker(stages, program, plan, 0, memory::transfers_are_asynchronous(*s), listener, process);
+      memory::Walker walker(stages, program, plan, 0, memory::transfers_are_asynchronous(*s), listener, rows);
       walker.reach_second_step();
       walker.step();
       return result;
     };
-    const Sizes mean = sizes(0), drawn = sizes(1);
+    const Sizes mean = sizes(memory::Rows::mean), drawn = sizes(memory::Rows::drawn);
     REQUIRE(mean.size() == drawn.size());
     // Four uniform numbers reach no further than 2 sqrt(3) deviations.
     const double widest = 2 * std::sqrt(3) * most;
@@ -526,6 +528,21 @@ TEST_CASE(
       CHECK(static_cast<double>(*bytes.rbegin()) <= largest * (1 + widest));
       fewer += *bytes.begin()<*of_mean.begin(), more += *bytes.rbegin()> * of_mean.rbegin();
     }
+    // One walk tells what both ask for.
+    const auto requests = [&](memory::Rows rows, Bytes memory::Event::*bytes) {
+      std::vector<std::tuple<memory::Event::Kind, std::uint32_t, std::int64_t>> result;
+      const memory::Listener listener = [&](const memory::Event& event) {
+        const bool asks = event.kind == memory::Event::Kind::allocate;
+        result.emplace_back(event.kind, event.block, asks ? (event.*bytes).value : 0);
+      };
+      memory::Walker walker(stages, program, plan, 0, memory::transfers_are_asynchronous(*s), listener, rows);
+      walker.reach_second_step();
+      walker.step();
+      return result;
+    };
+    CHECK((requests(memory::Rows::both, &memory::Event::bytes) == requests(memory::Rows::mean, &memory::Event::bytes)));
+    CHECK(
+        (requests(memory::Rows::both, &memory::Event::drawn) == requests(memory::Rows::drawn, &memory::Event::bytes)));
     const auto told = memory::walk(stages, program, *s, 0);
     const auto asked = memory::scout(stages, program, *s, 0).peak_allocated;
     for (auto& piece : stages.pieces) piece.row_spread = 0;

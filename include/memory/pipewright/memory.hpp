@@ -33,6 +33,7 @@ struct Event {
   std::uint32_t block = 0;
   std::uint32_t owner = 0;  ///< index into model::Stages::owners, or one of the walk's own (Walk::owner_names)
   Bytes bytes;              ///< as asked for, not rounded
+  Bytes drawn;              ///< where rows of routing are drawn beside their mean: as asked for with these
   model::Stream stream = model::Stream::compute;  ///< whose pool it comes from
   bool graph = false;                             ///< in the private pool of CUDA graphs
 };
