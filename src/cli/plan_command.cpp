@@ -102,7 +102,10 @@ void run(const PlanOptions& options, Outcome& outcome) {
     search.split = [splits = std::make_shared<predict::Splits>(profiles)](const scenario::Scenario& s) {
       return splits->of(s);
     };
-    search.lacking_of_state = [&](const scenario::Scenario& s) { return predict::lacking_of_state(s, profiles); };
+    search.least_memory = [&](const scenario::Scenario& s) {
+      stop_check();
+      return predict::LeastMemory(s, profiles);
+    };
     search.estimate = [&](const scenario::Scenario& candidate) {
       stop_check();
       return predict::estimate(candidate, profiles);

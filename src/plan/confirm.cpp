@@ -98,22 +98,28 @@ bool Searcher::walk_fits(std::size_t index) {
   return false;
 }
 
+bool Searcher::in_time(const Trial& trial, Clock::time_point until) const {
+  const std::chrono::duration<double> takes(s_of_work_ * static_cast<double>(exact_work(trial.candidate.scenario)));
+  return Clock::now() + takes < until;
+}
+
 /// Interrupted: what looks faster than all that was simulated, by more than an estimate may be wrong, if it fits.
-void Searcher::confirm_likeliest() {
+void Searcher::confirm_likeliest(Clock::time_point until) {
   constexpr int most_tries = 4;  // walks of two ranks; one simulation
   int tries = 0;
   for (const auto i : by_cost()) {
     const Trial& trial = trials_[i];
     if (best_cost(trial) >= fastest_exact() * (1 - 2 * good_gap)) return;
     if (!waits(trial)) continue;
+    if (!in_time(trial, until)) return;
     if (walk_fits(i)) return confirm_one(i);
     if (++tries == most_tries) return;
   }
 }
 
 /// Interrupted before anything that fits was simulated: the likeliest, so that there is an answer.
-void Searcher::confirm_something() {
-  if (fastest_exact() < never / 2) return confirm_likeliest();
+void Searcher::confirm_something(Clock::time_point until) {
+  if (fastest_exact() < never / 2) return confirm_likeliest(until);
   constexpr int most_tries = 3, most_walks = 24;
   int tries = 0, walks = 0;
   // Nothing was looked at: the structures that cost least, with the recompute that a floor lets fit.
@@ -165,7 +171,7 @@ void Searcher::confirm_something() {
 
 /// Interrupted: what stands beside the best in the answer, of what only waits for the exact engine. Of each parallelism
 /// the fastest, of the best's own each structure's; as much as takes about a second.
-void Searcher::confirm_alternatives() {
+void Searcher::confirm_alternatives(Clock::time_point until) {
   constexpr std::int64_t most_work = 10'000;
   constexpr int most_tries = 3;
   const auto order = ranking(trials_, objective_);
@@ -185,6 +191,7 @@ void Searcher::confirm_alternatives() {
     const Trial& trial = trials_[i];
     const auto work = exact_work(trial.candidate.scenario);
     if (!waits(trial) || !leads(i) || work > left || lines.contains(line_of(trial))) continue;
+    if (!in_time(trial, until)) return;
     ++tries;
     if (!walk_fits(i)) continue;
     left -= work;
@@ -251,9 +258,12 @@ void Searcher::predict_one(std::size_t index, const predict::Prediction* same) {
     auto& prediction = trial.candidate.prediction;
     const auto& s = trial.candidate.scenario;
     const bool again = same != nullptr && options_.repredict_reserved;
+    const auto begun = Clock::now();
     prediction = again ? options_.repredict_reserved(s, *same) : options_.predict(s);
     if (!again) ++simulated_;
     walked_ += exact_work(s);
+    const std::chrono::duration<double> took = Clock::now() - begun;
+    s_of_work_ = std::max(s_of_work_.load(), took.count() / static_cast<double>(exact_work(s)));
     trial.probability = options_.probability ? options_.probability(prediction).value_or(1) : 1;
     trial.done = true;
   } catch (const UsageError& error) {

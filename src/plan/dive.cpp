@@ -280,10 +280,10 @@ bool Searcher::try_all(const std::vector<std::size_t>& structures, bool offload,
 void Searcher::climb() {
   constexpr int most_steps = 8;
   constexpr std::int64_t most_effort = 1000;
-  const auto begun = looks();
+  const auto begun = effort();
   for (int step = 0; step < most_steps && !interrupted_; ++step) {
     const auto best = fastest_of(any_structure);
-    if (best && looks() - begun > most_effort) return;
+    if (best && effort() - begun > most_effort) return;
     if (!best) {
       const auto first = promising({}, never / 2);
       if (first.empty()) return;

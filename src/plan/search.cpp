@@ -241,7 +241,7 @@ Plan search(const Scenario& scenario, const Options& options) {
   const auto& trials = searcher.trials();
   auto order = ranking(trials, objective);
   const auto any_fits = [&] { return !order.empty() && trials[order.front()].candidate.prediction.fits; };
-  if (any_fits() && !searcher.interrupted()) {
+  if (any_fits() && !searcher.in_haste()) {
     searcher.scout_structure_of(order.front());
     searcher.look_beside(order.front());
     order = ranking(trials, objective);
@@ -270,15 +270,15 @@ Plan search(const Scenario& scenario, const Options& options) {
     return c;
   };
   if (any_fits()) plan.best = candidate(order.front());
-  if (!searcher.interrupted()) plan.released = released(plan, trials, order, options);
+  if (!searcher.in_haste()) plan.released = released(plan, trials, order, options);
   plan.bounded = bounded(plan, trials, order, options, objective);
-  if (plan.best && !searcher.interrupted())
+  if (plan.best && !searcher.in_haste())
     plan.ladder = ladder(trials, order.front(),
                          [&](const std::vector<const Trial*>& some) { return searcher.exact_memory(some); });
   plan.pareto = pareto_front(trials, plan.ladder);
   const auto others = alternatives(searcher, order, plan.best.has_value(), static_cast<std::size_t>(options.top));
   for (const auto i : others) plan.alternatives.push_back(candidate(i));
-  if (plan.best && options.compare && !searcher.interrupted()) add_rivals(plan, options);
+  if (plan.best && options.compare && !searcher.in_haste()) add_rivals(plan, options);
 
   double fastest = never;
   for (const Trial& trial : trials)
@@ -303,12 +303,12 @@ Plan search(const Scenario& scenario, const Options& options) {
     if (plan.closest) plan.closest->proved = s.undecided == 0 && s.not_modelled == 0 && !s.interrupted;
   }
   plan.why = explain(plan, trials, order, others, opened, left_out);
-  if (!plan.best && !s.interrupted)
+  if (!plan.best && !searcher.in_haste())
     std::ranges::move(plan.has_baseline ? what_would_fit(scenario, options) : fits_on_more_gpus(scenario, options),
                       std::back_inserter(plan.why));
   // Fewer copies walk through more microbatches each: where that is quick.
   constexpr std::int64_t most_work = 20'000;
-  if (plan.best && !s.interrupted &&
+  if (plan.best && !searcher.in_haste() &&
       scenario::num_microbatches(plan.best->scenario) * scenario.model.num_layers <= most_work) {
     plan.fewest_gpus = fewest_gpus(*plan.best, options);
     if (*plan.fewest_gpus < plan.best->scenario.cluster.num_gpus)

@@ -34,8 +34,9 @@ void Searcher::run() {
     do look_closer();
     while (!interrupted_ && (confirm_finalists() || take_up_again()));
     if (interrupted_) {
-      confirm_something();
-      confirm_alternatives();
+      const auto until = Clock::now() + std::chrono::seconds(1);  // for whoever stopped it
+      confirm_something(until);
+      confirm_alternatives(until);
       return;
     }
     confirm_ties();

@@ -15,6 +15,7 @@
 #include <tbb/task_arena.h>
 
 #include <atomic>
+#include <chrono>
 #include <limits>
 #include <map>
 #include <mutex>
@@ -36,6 +37,9 @@ inline constexpr std::int64_t most_exact_work = 400'000, most_polish = 60'000, m
 inline constexpr double good_gap = 0.01;
 /// As long as a look takes, some 4 ms.
 inline constexpr std::int64_t work_of_a_look = 40;
+
+/// An estimate of Qwen3-235B with 256 microbatches takes an eighth of its simulation.
+inline constexpr std::int64_t estimates_of_a_simulation = 8;
 
 inline std::int64_t exact_work(const Scenario& s) { return scenario::num_microbatches(s) * s.model.num_layers; }
 
@@ -73,6 +77,8 @@ class Searcher {
   Space& space() { return space_; }
   const std::vector<std::string>& refusals() const { return refusals_; }
   bool interrupted() const { return interrupted_; }
+  /// Nobody waits for what is not needed, whether the search was over or not.
+  bool in_haste() const { return interrupted_ || options_.stop.stop_requested(); }
   /// What stands for a line of its own in the answer.
   const std::set<std::size_t>& shown() const { return shown_; }
   /// `fastest`: what the fastest that fits costs; `never` where nothing does.
@@ -175,9 +181,12 @@ class Searcher {
 
   bool confirm_finalists();
   void confirm_ties();
-  void confirm_something();
-  void confirm_likeliest();
-  void confirm_alternatives();
+  using Clock = std::chrono::steady_clock;
+  /// Is a simulation over by then, if it takes as long as earlier ones?
+  bool in_time(const Trial& trial, Clock::time_point until) const;
+  void confirm_something(Clock::time_point until);
+  void confirm_likeliest(Clock::time_point until);
+  void confirm_alternatives(Clock::time_point until);
   bool take_work(const Trial& trial, std::int64_t most);
   void confirm(const std::vector<std::size_t>& which);
   void conclude(std::size_t predicted);
@@ -211,10 +220,8 @@ class Searcher {
   void skip_ahead(const std::vector<std::size_t>& structures);
   void move_ahead(const std::vector<std::size_t>& structures);
   bool try_all(const std::vector<std::size_t>& structures, bool offload, double limit);
-  /// Looks so far; an estimate takes as long as several others.
-  std::int64_t looks() const { return progress_.done + 8 * estimated_; }
-  /// ... and as many as would have taken as long as simulations and walks of reserved memory.
-  std::int64_t effort() const { return looks() + walked_ / work_of_a_look; }
+  /// Looks so far; as many as would have taken as long as estimates, simulations and walks of reserved memory.
+  std::int64_t effort() const { return progress_.done + walked_ / work_of_a_look; }
   void climb();
 
   void in_parallel(std::size_t count, const std::function<void(std::size_t)>& function);
@@ -249,7 +256,8 @@ class Searcher {
   std::atomic<std::int64_t> simulated_ = 0, estimated_ = 0, bounded_ = 0;
   std::atomic<bool> interrupted_ = false;
   std::int64_t exact_work_ = 0;
-  std::atomic<std::int64_t> walked_ = 0;  ///< exact work in all; of a walk the share of its ranks
+  std::atomic<std::int64_t> walked_ = 0;  ///< exact work in all; of walks and estimates their share
+  std::atomic<double> s_of_work_ = 0;     ///< of exact work, as long as it took at most
   bool finalists_left_ = false;           ///< for want of exact work
   double mark_ = never;                   ///< what the looks of this round have to exceed to exclude
   Progress progress_;

@@ -319,6 +319,7 @@ void Searcher::sharpen(std::size_t structure) {
     known.estimate = options_.estimate(bare);
     raise(*known.estimate);
     ++estimated_;
+    walked_ += exact_work(bare) / estimates_of_a_simulation;
   } catch (const UsageError&) {
     // its candidates say why
   }

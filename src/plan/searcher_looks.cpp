@@ -23,7 +23,9 @@ void Searcher::estimate(Trial& trial) {
   trial.quick = std::make_shared<predict::Prediction>(std::move(times));
   const auto bounds = predict::estimate_bounds(trial.candidate.scenario);
   trial.least = std::max(trial.least, bounds.least(cost(*trial.quick, objective_)));
-  if (!trial.bare || !known_[trial.structure].estimate) ++estimated_;
+  if (trial.bare && known_[trial.structure].estimate) return;
+  ++estimated_;
+  walked_ += exact_work(trial.candidate.scenario) / estimates_of_a_simulation;
 }
 
 void Searcher::glance(Trial& trial) {

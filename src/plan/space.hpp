@@ -73,6 +73,9 @@ class Space {
   Opened open(const Spread& spread) const;
   /// Equal for spreads that give a GPU the same work: they differ in the pipeline's size alone.
   std::string work_of(const Spread& spread) const;
+  /// Equal for spreads whose structures split layers in the same ways. Of microbatches that many for each rank of the
+  /// pipeline, an even number, are as good as more.
+  std::string shape_of(const Spread& spread, std::int64_t microbatches_a_rank) const;
   /// Of what a spread, or one of its structures, was chosen.
   std::string name_of_spread(const std::vector<Value>& chosen) const;
   /// ... what that leaves out and rejects.
@@ -103,7 +106,8 @@ class Space {
   // What a spread's bound goes by (spread_bounds.cpp); legal or not.
   /// Ways to split the layers, one for each interleaving, group size and layout.
   std::vector<Scenario> splits(const Spread& spread, Overlap overlap) const;
-  /// A structure with each choice of recompute, with none; what is offloaded stays as given, or nothing is.
+  /// A structure with each choice of recompute, one of full recompute for all where it is searched, with none; what is
+  /// offloaded stays as given, or nothing is.
   std::vector<Scenario> recomputed(const Scenario& partial) const;
   Scenario none_recomputed(const Scenario& partial) const;
   /// With as much offload as is searched beside; none where whole layers are.

@@ -1,5 +1,6 @@
 // What bounds of a spread go by: its structures' common work, their splits, its choices of recompute; see space.hpp.
 #include <algorithm>
+#include <utility>
 
 #include "pipewright/scenario/derived.hpp"
 #include "space.hpp"
@@ -16,6 +17,19 @@ std::string Space::work_of(const Spread& spread) const {
   for (std::size_t d = 0; d < spread_; ++d)
     if (dimensions_[d].what == Decides::field || dimensions_[d].what == Decides::context)
       key += " " + spread.chosen[d].label;
+  return key;
+}
+
+std::string Space::shape_of(const Spread& spread, std::int64_t microbatches_a_rank) const {
+  const auto& s = spread.partial.settings;
+  const auto pp = s.pipeline_model_parallel_size, m = scenario::num_microbatches(spread.partial);
+  const auto most = microbatches_a_rank * pp;
+  std::string key = std::to_string(pp) + (s.expert_model_parallel_size > 1 ? " experts " : " ");
+  key += std::to_string(s.microbatch_group_size_per_vp_stage || m < most ? m : most + m % (2 * pp));
+  for (std::size_t d = 0; d < spread_; ++d) {
+    if (dimensions_[d].what == Decides::field) key += " " + spread.chosen[d].label;
+    if (dimensions_[d].what == Decides::parallelism && spread.chosen[d].settings.empty()) key += " given";
+  }
   return key;
 }
 
@@ -74,8 +88,11 @@ std::vector<Scenario> Space::recomputed(const Scenario& partial) const {
   if (!searches_recompute()) return {with_required_environment(kept_as_given(partial))};
   LeftOut ignored;
   std::vector<Scenario> all;
+  const Scenario none = kept_as_given(partial);
+  bool in_full = false;
   for (const Value& value : dimensions_[recompute_].values(partial, ignored)) {
-    all.push_back(kept_as_given(partial));
+    if (value.setting("recompute_granularity") == "full" && std::exchange(in_full, true)) continue;
+    all.push_back(none);
     apply(value, all.back());
     all.back() = with_required_environment(std::move(all.back()));
   }

@@ -70,7 +70,7 @@ std::shared_ptr<const Layers> SpreadBounds::kept(const Scenario& with,
 void SpreadBounds::make(Choices& choices, const Scenario& example, Overlap overlap) const {
   const Scenario none = space_.none_recomputed(example);
   choices.of_bare = none;
-  choices.bare = priced(none);
+  choices.bare = unpriced(none);  // its times are the kernels' own
   choices.bare_kept = kept(none, choices.bare);
   bool in_full = false;
   const auto add = [&](Choice::Kind kind, Scenario with, int block) {
@@ -124,7 +124,7 @@ const Layers* SpreadBounds::built(const Choices& choices, const Choice& choice,
 
 const Layers* SpreadBounds::timed(const Choices& choices, const Choice& choice) const {
   const Layers* layers = built(choices, choice, [](const Layers&) { return true; });
-  if (layers == nullptr || layers->works) return layers;
+  if (layers == nullptr || layers->works || layers == choices.bare.get()) return layers;
   std::call_once(choice.priced, [&] {
     try {
       choice.as_priced = priced(choice.with);
@@ -143,10 +143,7 @@ const Layers* SpreadBounds::kept(const Choices& choices, const Choice& choice) c
   return choice.as_moved.get();
 }
 
-Bytes SpreadBounds::lacking_of_any(const predict::SpreadFloor& floor, const predict::Split& split,
-                                   const Choices& choices) const {
-  constexpr std::size_t few = 4;  // are as soon looked at themselves
-  if (choices.all.size() <= few) return Bytes(0);
+void SpreadBounds::find_least(const Choices& choices) const {
   std::call_once(choices.least_found, [&] {
     std::set<std::size_t> parts;  // of a larger set, which keeps less
     for (const Choice& choice : choices.all) parts.insert(choice.within.begin(), choice.within.end());
@@ -164,23 +161,48 @@ Bytes SpreadBounds::lacking_of_any(const predict::SpreadFloor& floor, const pred
     }
     choices.least = least;
   });
+}
+
+template <class Memory>
+Bytes SpreadBounds::lacking_of_any(const Memory& memory, const predict::Split& split, const Choices& choices) const {
+  find_least(choices);
   if (!choices.least) return Bytes(0);
-  const auto by_modules = floor.lacking(split, Replay{choices.least.get()});
+  const auto by_modules = memory.lacking(split, Replay{choices.least.get()});
   if (by_modules <= Bytes(0) || choices.in_full == nullptr) return by_modules;
-  return std::min(by_modules, floor.lacking(split, Replay{choices.bare_kept.get(), choices.in_full, 0, true}));
+  return std::min(by_modules, memory.lacking(split, Replay{choices.bare_kept.get(), choices.in_full, 0, true}));
+}
+
+std::shared_ptr<const SpreadBounds::Choices> SpreadBounds::choices(const Spread& spread, Overlap overlap,
+                                                                   const Scenario& example) {
+  const auto key = space_.work_of(spread) + name_of(overlap);
+  if (auto known = choices_.find(key)) return known;
+  auto made = std::make_shared<Choices>();
+  make(*made, example, overlap);
+  return choices_.keep(key, std::move(made));
 }
 
 const SpreadBounds::Choices& SpreadBounds::choices(const Spread& spread, const Kernels& kernels) {
-  std::call_once(kernels.chosen, [&] {
-    const auto overlap = overlap_of(kernels.example);
-    const auto key = space_.work_of(spread) + name_of(overlap);
-    kernels.choices = choices_.find(key);
-    if (kernels.choices) return;
-    auto made = std::make_shared<Choices>();
-    make(*made, kernels.example, overlap);
-    kernels.choices = choices_.keep(key, std::move(made));
-  });
+  std::call_once(kernels.chosen,
+                 [&] { kernels.choices = choices(spread, overlap_of(kernels.example), kernels.example); });
   return *kernels.choices;
+}
+
+std::shared_ptr<const std::vector<predict::Split>> SpreadBounds::shapes(const Spread& spread, Overlap overlap) {
+  // Moments of a schedule, whose warm-up is less than three times N = 2 PP microbatches in every chunk, repeat
+  // (memory::moments).
+  constexpr std::int64_t until_they_repeat = 8;
+  const bool overlaps = overlap != Overlap::none;
+  const auto key = space_.shape_of(spread, until_they_repeat) + (overlaps ? ", overlap" : "");
+  if (auto known = shapes_.find(key)) return known;
+  auto made = std::make_shared<std::vector<predict::Split>>();
+  for (const Scenario& structure : space_.splits(spread, overlap)) {
+    try {
+      made->push_back(options_.split(Space::without_work(structure)));
+    } catch (const UsageError&) {
+      // nor has it candidates
+    }
+  }
+  return shapes_.keep(key, std::move(made));
 }
 
 std::shared_ptr<const SpreadBounds::Kernels> SpreadBounds::make(const Scenario& example) const {
@@ -404,29 +426,60 @@ SpreadBound SpreadBounds::bound(const Spread& spread, const Kernels& known, doub
   }
 }
 
+/// By the first of its structures with that overlap that can be built.
+std::optional<std::pair<predict::LeastMemory, Scenario>> SpreadBounds::memory(const Spread& spread,
+                                                                              Overlap overlap) const {
+  std::optional<std::pair<predict::LeastMemory, Scenario>> found;
+  space_.example(spread, overlap, [&](const Scenario& example) {
+    try {
+      found.emplace(options_.least_memory(Space::without_work(example)), example);
+      return true;
+    } catch (const UsageError&) {
+      return false;  // another one says as much
+    }
+  });
+  return found;
+}
+
 Bytes SpreadBounds::of_state(const Spread& spread) const {
   std::optional<Bytes> least;  // with one kind of overlap or another
   for (const Overlap overlap : all_overlaps) {
     if (least && *least <= Bytes(0)) break;  // another cannot make it known
-    space_.example(spread, overlap, [&](const Scenario& example) {
-      try {
-        const auto lacking = options_.lacking_of_state(Space::without_work(example));
-        least = std::min(least.value_or(lacking), lacking);
-        return true;
-      } catch (const UsageError&) {
-        return false;  // another one says as much
-      }
-    });
+    if (const auto of = memory(spread, overlap))
+      least = std::min(least.value_or(of->first.lacking()), of->first.lacking());
   }
   return least.value_or(Bytes(0));
 }
 
+Bytes SpreadBounds::of_memory(const Spread& spread, Overlap overlap) {
+  const auto of = memory(spread, overlap);
+  if (!of) return Bytes(0);
+  const auto& [memory, example] = *of;
+  if (memory.lacking() > Bytes(0)) return memory.lacking();
+  try {
+    const auto choices = this->choices(spread, overlap, example);
+    std::optional<Bytes> least;
+    for (const auto& split : *shapes(spread, overlap)) {
+      const auto lacking = lacking_of_any(memory, split, *choices);
+      if (lacking <= Bytes(0)) return Bytes(0);
+      least = std::min(least.value_or(lacking), lacking);
+    }
+    return least.value_or(Bytes(0));
+  } catch (const UsageError&) {
+    return Bytes(0);  // its candidates say why
+  }
+}
+
 void SpreadBounds::raise(const Spread& spread, Overlap overlap, double enough, OverlapBound& bound) {
   using By = OverlapBound::By;
+  bound.by = By{static_cast<std::uint8_t>(static_cast<int>(bound.by) + 1)};
+  if (bound.by == By::memory) {
+    bound.lacking = of_memory(spread, overlap);
+    return;
+  }
   const auto known = kernels(spread, overlap);
   bound.none = known == nullptr;
   if (bound.none) return;
-  bound.by = By{static_cast<std::uint8_t>(static_cast<int>(bound.by) + 1)};
   bound.cost = std::max(bound.cost, known->bare);
   bound.lacking = std::max(Bytes(0), known->of_state);
   if (bound.lacking > Bytes(0) || bound.cost >= enough) return;

@@ -69,9 +69,9 @@ class SpreadBounds;
 
 /// What is known of a spread with one kind of expert overlap.
 struct OverlapBound {
-  /// Kernels of its parallelism at any pipeline size; its own, however they are split; as its splits run them, whether
-  /// they fit or not; with what makes them fit. Each takes longer to find.
-  enum class By : std::uint8_t { any_size, kernels, splits, fit } by = By::any_size;
+  /// Kernels of its parallelism at any pipeline size; whether anything makes it fit; its own kernels, however they are
+  /// split; as its splits run them, whether they fit or not; with what makes them fit. Each takes longer to find.
+  enum class By : std::uint8_t { any_size, memory, kernels, splits, fit } by = By::any_size;
   double cost = 0;
   Bytes lacking;
   bool none = false;  ///< none of its structures has it, or nothing is known of those
@@ -162,13 +162,23 @@ class SpreadBounds {
     Bytes of_state{INT64_MIN};  ///< what a rank lacks for good
   };
   const Choices& choices(const Spread& spread, const Kernels& kernels);
+  std::shared_ptr<const Choices> choices(const Spread& spread, Overlap overlap, const Scenario& example);
   void make(Choices& choices, const Scenario& example, Overlap overlap) const;
   /// Null: nothing is known of them. Priced at once where that is worth it by what they keep.
   const predict::Layers* built(const Choices& choices, const Choice& choice,
                                const std::function<bool(const predict::Layers&)>& worth_a_price) const;
   const predict::Layers* timed(const Choices& choices, const Choice& choice) const;
+  /// What any structure with that overlap lacks for its state and what its layers keep at least, whatever is recomputed
+  /// and moved; none: one may fit.
+  Bytes of_memory(const Spread& spread, Overlap overlap);
+  std::optional<std::pair<predict::LeastMemory, Scenario>> memory(const Spread& spread, Overlap overlap) const;
+  void find_least(const Choices& choices) const;
   /// What a split lacks whatever is recomputed and moved, at least; none or less: it may fit, or nothing is known.
-  Bytes lacking_of_any(const predict::SpreadFloor& floor, const predict::Split& split, const Choices& choices) const;
+  /// `Memory`: predict::LeastMemory or SpreadFloor.
+  template <class Memory>
+  Bytes lacking_of_any(const Memory& memory, const predict::Split& split, const Choices& choices) const;
+  /// Ways to split layers as memory sees them: of one spread for all that have its shape.
+  std::shared_ptr<const std::vector<predict::Split>> shapes(const Spread& spread, Overlap overlap);
   const predict::Layers* kept(const Choices& choices, const Choice& choice) const;
   std::shared_ptr<const predict::Layers> kept(const Scenario& with,
                                               const std::shared_ptr<const predict::Layers>& timed) const;
@@ -205,6 +215,7 @@ class SpreadBounds {
   Recent<Moved> moved_;
   Recent<predict::Layers, 4096> offloaded_;  ///< small ones
   Recent<Kernels> kernels_;
+  Recent<std::vector<predict::Split>> shapes_;
 };
 
 }  // namespace pipewright::plan

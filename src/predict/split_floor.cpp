@@ -24,6 +24,12 @@ auto likeness(const scenario::Scenario& s, std::int64_t layer) {
                     scenario::has_mlp(s, layer), scenario::is_attention_layer(s, layer));
 }
 
+Bytes available(const scenario::Scenario& scenario, const profile::Profiles& profiles) {
+  Prediction limits;
+  set_limits(limits, scenario, profiles);
+  return limits.memory_limit - limits.memory_margin;
+}
+
 /// Every kind beside every other, the least of those that are alike.
 template <class PiecesAlike>
 void add_turns(Layers& into, const scenario::Scenario& scenario, const model::Stages& stages,
@@ -135,21 +141,6 @@ Layers nothing_kept(const scenario::Scenario& scenario) {
   return none;
 }
 
-Bytes lacking_of_state(const scenario::Scenario& example, const profile::Profiles& profiles) {
-  scenario::check(example);
-  const auto state = model::least_state(example, profiles.device());
-  const auto ranks = static_cast<int>(example.settings.pipeline_model_parallel_size);
-  Bytes all = state.embedding;
-  for (const Bytes layer : state.layers) all = all + layer;
-  if (ranks > 1) all = all + state.head;  // on one rank it may share the embedding's
-  const Outside outside(example, profiles);
-  Bytes least_outside = outside.of(0);
-  for (int r = 1; r < ranks; ++r) least_outside = std::min(least_outside, outside.of(r));
-  Prediction limits;
-  set_limits(limits, example, profiles);
-  return Bytes(all.value / ranks) + least_outside + limits.memory_margin - limits.memory_limit;
-}
-
 std::shared_ptr<const Split::Schedule> Splits::schedule_of(const schedule::Config& c) {
   const std::array<int, 5> key = {c.stages, c.chunks.value_or(0), c.microbatches, schedule::group_size(c),
                                   c.ep_overlap};
@@ -173,14 +164,13 @@ Split Splits::of(const scenario::Scenario& structure) {
   scenario::check(structure);  // layers that do not divide
   const auto config = schedule::config_of(structure);
   const Outside outside(structure, profiles_);
-  Prediction limits;
-  set_limits(limits, structure, profiles_);
+  const Bytes for_ranks = available(structure, profiles_);
   Split split;
   split.ranks.resize(static_cast<std::size_t>(config.stages));
   split.schedule = schedule_of(config);
   for (int r = 0; r < config.stages; ++r) {
     auto& rank = split.ranks[static_cast<std::size_t>(r)];
-    rank.available = limits.memory_limit - limits.memory_margin - outside.of(r);
+    rank.available = for_ranks - outside.of(r);
     for (int c = 0; c < config.chunks.value_or(1); ++c) {
       const auto stage = scenario::stage(structure, r, c);
       auto& chunk = rank.chunks.emplace_back();
@@ -288,20 +278,19 @@ class CombinedCalls {
   std::vector<std::int64_t> calls_;
 };
 
-}  // namespace
-
-std::vector<std::int64_t> SpreadFloor::lacking(const Split& split, std::size_t number, const Replay& replay,
-                                               const Replay* unless) const {
+/// What a rank lacks at each of its moments; `unless`: no more than with whatever part of that moved.
+std::vector<std::int64_t> lacking_of(const model::LeastState& state, const Split& split, std::size_t number,
+                                     Bytes available, const Replay& replay, const Replay* unless = nullptr) {
   const auto& rank = split.ranks[number];
   std::int64_t held = 0;
   std::vector<std::int64_t> kept;  // by chunk
   for (const auto& chunk : rank.chunks) {
     kept.push_back(ends_kept(chunk, replay));
     for (int i = 0; i < chunk.layers; ++i) {
-      held += state_.layers[static_cast<std::size_t>(chunk.first + i)].value;
+      held += state.layers[static_cast<std::size_t>(chunk.first + i)].value;
       kept.back() += layer_kept(chunk, i, replay);
     }
-    held += (chunk.embedding ? state_.embedding.value : 0) + (chunk.loss && !chunk.embedding ? state_.head.value : 0);
+    held += (chunk.embedding ? state.embedding.value : 0) + (chunk.loss && !chunk.embedding ? state.head.value : 0);
   }
   const bool loss = rank.chunks.back().loss;
   const auto added = [&](const Replay& by, bool first) {
@@ -322,17 +311,42 @@ std::vector<std::int64_t> SpreadFloor::lacking(const Split& split, std::size_t n
       beside = std::min(beside, added(*unless, first));
       beside = std::max(beside, calls.least(moment));
     }
-    std::int64_t bytes = held + beside - rank.available.value;
+    std::int64_t bytes = held + beside - available.value;
     for (std::size_t c = 0; c < kept.size(); ++c) bytes += moment.in_flight[c] * kept[c];
     lacking.push_back(bytes);
   }
   return lacking;
 }
 
+}  // namespace
+
+LeastMemory::LeastMemory(const scenario::Scenario& example, const profile::Profiles& profiles)
+    : state_((scenario::check(example), model::least_state(example, profiles.device()))),
+      ranks_(static_cast<int>(example.settings.pipeline_model_parallel_size)) {
+  const Outside outside(example, profiles);
+  Bytes least = outside.of(0);
+  for (int r = 1; r < ranks_; ++r) least = std::min(least, outside.of(r));
+  available_ = available(example, profiles) - least;
+}
+
+Bytes LeastMemory::lacking() const {
+  Bytes all = state_.embedding;
+  for (const Bytes layer : state_.layers) all = all + layer;
+  if (ranks_ > 1) all = all + state_.head;  // on one rank it may share the embedding's
+  return Bytes(all.value / ranks_) - available_;
+}
+
+Bytes LeastMemory::lacking(const Split& split, const Replay& replay) const {
+  Bytes most(INT64_MIN);
+  for (std::size_t r = 0; r < split.ranks.size() && most <= Bytes(0); ++r)
+    most = std::max(most, Bytes(std::ranges::max(lacking_of(state_, split, r, available_, replay))));
+  return most;
+}
+
 Bytes SpreadFloor::lacking(const Split& split, const Replay& replay) const {
   auto most = std::numeric_limits<std::int64_t>::min();
   for (std::size_t r = 0; r < split.ranks.size(); ++r)
-    most = std::max(most, std::ranges::max(lacking(split, r, replay)));
+    most = std::max(most, std::ranges::max(lacking_of(state_, split, r, split.ranks[r].available, replay)));
   return Bytes(most);
 }
 
@@ -370,7 +384,7 @@ std::optional<Prediction> SpreadFloor::moving(const Split& split, const Replay& 
   double most = 0;
   for (std::size_t r = 0; r < split.ranks.size(); ++r) {
     const auto& rank = split.ranks[r];
-    const auto lacks = lacking(split, r, kept, &moved);
+    const auto lacks = lacking_of(state_, split, r, rank.available, kept, &moved);
     for (std::size_t moment = 0; moment < lacks.size(); ++moment) {
       if (lacks[moment] <= 0) continue;
       const auto leaves = moving(rank, split.schedule->moments[r][moment].in_flight, lacks[moment], kept, moved);

@@ -62,7 +62,7 @@ plan::Options real() {
   o.split = [splits = std::make_shared<predict::Splits>(profiles())](const scenario::Scenario& s) {
     return splits->of(s);
   };
-  o.lacking_of_state = [](const scenario::Scenario& s) { return predict::lacking_of_state(s, profiles()); };
+  o.least_memory = [](const scenario::Scenario& s) { return predict::LeastMemory(s, profiles()); };
   o.estimate = [](const scenario::Scenario& s) { return predict::estimate(s, profiles()); };
   o.glance = [](const scenario::Scenario& s) { return predict::glance(s, profiles()); };
   o.floor_of_any_split = [](const scenario::Scenario& s, bool any_size) {

@@ -32,7 +32,7 @@ plan::Options bounding() {
   o.split = [splits = std::make_shared<predict::Splits>(profiles())](const scenario::Scenario& s) {
     return splits->of(s);
   };
-  o.lacking_of_state = [](const scenario::Scenario& s) { return predict::lacking_of_state(s, profiles()); };
+  o.least_memory = [](const scenario::Scenario& s) { return predict::LeastMemory(s, profiles()); };
   return o;
 }
 
@@ -110,7 +110,7 @@ std::optional<Drawn> candidate(const plan::Spread& spread, const std::vector<pla
 TEST_CASE("no candidate that fits undercuts its spread's bound, nor its structure's") {
   const unsigned scenarios = test::draws(40, "PIPEWRIGHT_BOUNDS");
   int compared = 0, recomputing = 0, ruled_out = 0, offloading = 0, besides = 0, candidates_known = 0,
-      offloads_known = 0, lacking_whatever = 0;
+      offloads_known = 0, lacking_whatever = 0, memory_of_others = 0;
   const auto options = bounding();
   for (unsigned seed = 0; seed < scenarios; ++seed) {
     std::mt19937 random(seed);
@@ -149,7 +149,15 @@ TEST_CASE("no candidate that fits undercuts its spread's bound, nor its structur
     plan::LeftOut ignored;
     plan::Space space(s, limited, ignored);
     plan::SpreadBounds bounds(space, options, "step_time");
-    const auto spread = space.spreads().at(chosen);
+    const auto spreads = space.spreads();
+    const auto& spread = spreads.at(chosen);
+    // What spreads share was made for another one.
+    for (int others = 0; others < 6; ++others)
+      for (const auto overlap : plan::all_overlaps) {
+        plan::OverlapBound of_other;
+        bounds.raise(spreads[random() % spreads.size()], overlap, 0, of_other);
+        memory_of_others += of_other.lacking > Bytes(0);
+      }
     // With each overlap on its own, step by step, and the least of them; of what is not below `enough`, only that.
     constexpr double any = std::numeric_limits<double>::max();
     const auto steps = [&](double enough) {
@@ -231,6 +239,7 @@ TEST_CASE("no candidate that fits undercuts its spread's bound, nor its structur
   CHECK(candidates_known > 0);
   CHECK(offloads_known > 0);
   CHECK(lacking_whatever > 0);
+  CHECK(memory_of_others > 0);
 }
 
 }  // namespace spread_bounds_test

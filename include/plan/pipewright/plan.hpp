@@ -17,6 +17,7 @@
 
 namespace pipewright::predict {  // split_floor.hpp
 class LayersDraft;
+class LeastMemory;
 class SpreadFloor;
 }  // namespace pipewright::predict
 
@@ -180,12 +181,12 @@ struct Options {
   std::function<bool(const scenario::Scenario&, const std::vector<Bytes>& state)> fits_by_floor;
   /// predict::floor_of_any_split: bounds of many structures at a time. Optional.
   std::function<predict::Prediction(const scenario::Scenario&, bool any_size)> floor_of_any_split;
-  /// predict::LayersDraft, SpreadFloor, Splits and lacking_of_state: the same, and what its recompute makes fit. All
-  /// or none; optional.
+  /// predict::LayersDraft, LeastMemory, SpreadFloor and Splits: the same, and what its recompute makes fit. All or
+  /// none; optional.
   std::function<predict::LayersDraft(const scenario::Scenario&)> layers;
   std::function<std::shared_ptr<const predict::SpreadFloor>(const scenario::Scenario&)> spread_floor;
   std::function<timeline::LayerSplit(const scenario::Scenario&)> split;
-  std::function<Bytes(const scenario::Scenario&)> lacking_of_state;
+  std::function<predict::LeastMemory(const scenario::Scenario&)> least_memory;
   std::function<void(const scenario::Scenario&, predict::Depth, predict::Prediction&)> scout;
   /// predict::compare. Optional.
   std::function<std::vector<predict::Comparison>(const scenario::Scenario&,

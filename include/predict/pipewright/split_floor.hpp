@@ -45,10 +45,6 @@ Layers least_of(const Layers& one, const Layers& other);
 /// No layer keeps anything.
 Layers nothing_kept(const scenario::Scenario& scenario);
 
-/// What some rank of a parallelism lacks at least for what it holds for good, however its layers are split; none or
-/// less: all may hold it. No model is built for it. `example`: any of its structures.
-Bytes lacking_of_state(const scenario::Scenario& example, const profile::Profiles& profiles);
-
 using Split = timeline::LayerSplit;
 /// Splits of many structures, whose schedules they share.
 class Splits {
@@ -70,6 +66,23 @@ struct Replay {
   const Layers* replayed = nullptr;
   int block = 0;
   bool groups = false;
+};
+
+/// What ranks of a parallelism hold at least: no model is built for it, and nothing priced.
+class LeastMemory {
+ public:
+  /// `example`: any of its structures.
+  LeastMemory(const scenario::Scenario& example, const profile::Profiles& profiles);
+  /// What some rank lacks at least for what it holds for good, however the layers are split; none or less: all may hold
+  /// it.
+  Bytes lacking() const;
+  /// What a rank of a split lacks at least, whatever the split says of memory available; none or less: it may fit.
+  Bytes lacking(const Split& split, const Replay& replay) const;
+
+ private:
+  model::LeastState state_;
+  int ranks_;
+  Bytes available_;  ///< of a device to the allocator of the rank that has most of it
 };
 
 /// A parallelism.
@@ -98,9 +111,6 @@ class SpreadFloor {
 
  private:
   Prediction least(const Layers* other, const std::vector<double>& part) const;
-  /// At each of its moments; `unless`: no more than with whatever part of that moved.
-  std::vector<std::int64_t> lacking(const Split& split, std::size_t rank, const Replay& replay,
-                                    const Replay* unless = nullptr) const;
   /// At one of them, where it lacks `left`: bytes of a microbatch that leave the device.
   std::optional<double> moving(const Split::Rank& rank, const std::vector<int>& in_flight, std::int64_t left,
                                const Replay& kept, const Replay& moved) const;
