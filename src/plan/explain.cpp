@@ -144,8 +144,10 @@ std::string nothing_fits(const Plan& plan) {
   std::string left;
   if (s.undecided > 0 || s.not_modelled == 0) left = fmt::format("; {} candidates were not", s.undecided);
   if (s.not_modelled > 0) left += fmt::format("; {} not modelled", s.not_modelled);
-  const std::string text = c.proved ? "nothing fits: every candidate was shown to exceed the memory limit"
-                                    : "nothing that was looked at fits" + left;
+  const std::string text = c.proved
+                               ? fmt::format("nothing fits: every {}candidate was shown to exceed the memory limit",
+                                             s.illegal > 0 ? "legal " : "")
+                               : "nothing that was looked at fits" + left;
   return text + fmt::format("; closest is {}: rank {} lacks {}{}", c.label, c.rank, c.exact ? "" : "at least ",
                             format_bytes(c.lacking));
 }
