@@ -138,8 +138,9 @@ std::string nothing_fits(const Plan& plan) {
   const auto& s = plan.searched;
   if (s.interrupted) return "interrupted before anything that fits was found";
   if (!plan.closest)
-    return s.not_modelled > 0 ? "no candidate that is legal is modelled: what stands below is why"
-                              : "no candidate is legal: what stands below is why";
+    return s.not_modelled > 0
+               ? "no candidate that is legal is modelled: what stands below is why"
+               : "no candidate is legal: what stands below is why (`pipewright check` says how to mend it)";
   const auto& c = *plan.closest;
   std::string left;
   if (s.undecided > 0 || s.not_modelled == 0) left = fmt::format("; {} candidates were not", s.undecided);
