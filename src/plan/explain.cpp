@@ -149,8 +149,8 @@ std::string nothing_fits(const Plan& plan) {
                                ? fmt::format("nothing fits: every {}candidate was shown to exceed the memory limit",
                                              s.illegal > 0 ? "legal " : "")
                                : "nothing that was looked at fits" + left;
-  return text + fmt::format("; closest is {}: rank {} lacks {}{}", c.label, c.rank, c.exact ? "" : "at least ",
-                            format_bytes(c.lacking));
+  return text + fmt::format("; closest {} {}: rank {} lacks {}{}", c.exact ? "is" : "may be", c.label, c.rank,
+                            c.exact ? "" : "at least ", format_bytes(c.lacking));
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 #!/bin/sh
 # files_test.sh PROGRAM DATA: outputs never replace an input, keep who may read a file, and may have long names; what
-# convert writes is read back; a script and its flags give one prediction.
+# convert writes is read back; a script and its flags give one prediction, and commands one verdict.
 program=$(readlink -f "$1")
 data=$(readlink -f "$2")
 folder=$(mktemp -d)
@@ -44,6 +44,16 @@ done
 # Bridge's harness starts as many tasks as it is told that a node has GPUs.
 "$program" plan base.yaml --set num_gpus=2 --emit harness >out 2>err
 grep -q -e '-gn 2' out || say "-gn of two GPUs: $(grep -e '-gn' out err)"
+
+# What is to spare, or too much, is the same in every command.
+for limit in 4700 4800 4850 4900 4950 5000 6000; do
+  said=$("$program" simulate base.yaml --set search.memory_limit=${limit}MiB 2>err |
+    sed -n 's/^fits: \(.*\) to spare on rank \([0-9]*\) .*/rank \2 fits with \1 to spare/p
+      s/^does not fit: \(.*\) too much on rank.*/\1 too much/p')
+  [ -n "$said" ] || say "no verdict of $limit MiB"
+  "$program" check base.yaml --set search.memory_limit=${limit}MiB --symptom oom --json - 2>err | grep -qF "$said" ||
+    say "simulate says: $said; check --symptom oom says another thing of $limit MiB"
+done
 
 touch secret.json
 chmod 600 secret.json
