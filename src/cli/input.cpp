@@ -242,13 +242,13 @@ void Input::require_no_overrides() const {
 Loaded Input::model_alone(const emit::Machine& machine) const {
   Loaded loaded;
   loaded.scenario = scenario::from_hf(hf_, &loaded.notes);
-  const auto set = [&](const std::string& name, const std::string& value) {
-    scenario::set(loaded.scenario, name + "=" + value);
+  const auto set = [&](const std::string& name, const std::string& value, const char* option) {
+    scenario::set(loaded.scenario, name + "=" + value, option);
   };
-  if (!megatron_core_.empty()) set("software.megatron_core", megatron_core_);
+  if (!megatron_core_.empty()) set("software.megatron_core", megatron_core_, "--megatron-core");
   if (gpus_) {
-    set("cluster.num_gpus", std::to_string(*gpus_));
-    set("cluster.gpus_per_node", std::to_string(std::min<scenario::Int>(*gpus_, machine.gpus_per_node)));
+    set("cluster.num_gpus", std::to_string(*gpus_), "--gpus");
+    set("cluster.gpus_per_node", std::to_string(machine.gpus_per_node), "--gpus-per-node");
   }
   return loaded;
 }
@@ -264,14 +264,14 @@ void Input::stand_in_racks(Loaded& loaded) {
   };
   // A file's own default is a server of eight; what an import says is the launcher's or --gpus-per-node.
   const bool stated = s.positions.contains("cluster.gpus_per_node") || s.cluster.gpus_per_node != 8;
-  if (!stated) assume("gpus_per_node", std::min(rack->gpus_per_node, s.cluster.num_gpus));
-  if (s.cluster.num_gpus <= s.cluster.gpus_per_node) return;
-  // Jobs that do not fill racks are placed in equal segments of them (Slurm's block topology), by powers of two.
+  if (!stated) assume("gpus_per_node", rack->gpus_per_node);
+  // Jobs that do not fill racks are placed in equal segments of them (Slurm's block topology), by powers of two; so are
+  // those that a part of a segment holds, of which a sweep or a plan may ask for more GPUs.
   const auto whole = rack->nvlink_domain;
   const auto segment = static_cast<scenario::Int>(std::bit_floor(static_cast<std::uint64_t>(whole)));
-  const bool segments =
-      s.cluster.num_gpus > whole && s.cluster.num_gpus % whole != 0 && s.cluster.num_gpus % segment == 0;
-  assume("nvlink_domain", segments ? segment : std::min(whole, s.cluster.num_gpus));
+  const auto gpus = s.cluster.num_gpus;
+  const bool segments = gpus % whole != 0 && (gpus % segment == 0 || segment % gpus == 0);
+  assume("nvlink_domain", segments ? segment : whole);
 }
 
 /// What a config.json cannot say is the same in every command, and said.

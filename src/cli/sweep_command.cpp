@@ -80,9 +80,9 @@ void run(const SweepOptions& options, Outcome& outcome) {
     search.stop = interruptible.token();
     sweep = plan::sweep(loaded.scenario, axes, search, part.value_or(plan::Part{}));
   }
-  const bool any_legal =
-      std::any_of(sweep.rows.begin(), sweep.rows.end(), [](const plan::Row& row) { return row.legal; });
-  outcome.status = (any_legal || part) && sweep.missing == 0 ? 0 : 1;  // a part does not know of the others
+  const bool any =
+      std::any_of(sweep.rows.begin(), sweep.rows.end(), [](const plan::Row& row) { return row.prediction; });
+  outcome.status = (any || part) && sweep.missing == 0 ? 0 : 1;  // a part does not know of the others
   if (sweep.missing > 0) std::fprintf(stderr, "sweep: %s\n", sweep.notes.back().c_str());
   const report::Stamp stamp{&loaded.scenario, loaded.scenario.assumed};
   Files files;
@@ -118,7 +118,8 @@ void add_sweep(Command& app, Outcome& outcome) {
   command.add_option("--csv", options->csv, "write CSV to this file (-: standard output, and nothing else)");
   add_report_option(command, options->html);
   command.footer(
-      "Exit status 1: no combination is legal, or it was interrupted (what is there is written).\n\nExamples:\n"
+      "Exit status 1: no combination is legal and modelled, or it was interrupted (what is there is "
+      "written).\n\nExamples:\n"
       "  pipewright sweep S.yaml --over recompute_modules\n"
       "  pipewright sweep S.yaml --over virtual_pipeline_model_parallel_size=none,2,4 --over micro_batch_size=1,2\n"
       "  pipewright sweep S.yaml --over recompute_modules=[mlp],[mlp,core_attn] --csv -\n"

@@ -100,7 +100,7 @@ Groups harness(const Scenario& s) {
   Group run{"Run", {}};
   run.lines.push_back({{}, "name the recipe with -m FAMILY -mr RECIPE (for example -m llama -mr llama3_70b)"});
   add(run, {"-ng", number(s.cluster.num_gpus)});
-  add(run, {"-gn", number(s.cluster.gpus_per_node)});
+  add(run, {"-gn", number(std::min(s.cluster.gpus_per_node, s.cluster.num_gpus))});  // as many tasks are started
   if (!s.cluster.profile.empty()) add(run, {"-g", s.cluster.profile.substr(0, s.cluster.profile.find('-'))});
   if (const auto dtype = compute_dtype(s); !dtype.empty())
     add(run, {"-c", dtype});

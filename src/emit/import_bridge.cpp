@@ -43,7 +43,8 @@ class OverrideImporter {
         core_stated_(!machine.megatron_core.empty()),
         dropped_(machine.ignore) {
     s_ = provider_defaults();
-    if (!machine.megatron_core.empty()) scenario::set(s_, "software.megatron_core=" + machine.megatron_core);
+    if (!machine.megatron_core.empty())
+      scenario::set(s_, "software.megatron_core=" + machine.megatron_core, "--megatron-core");
     s_.software.megatron_bridge = "0.7.0";  // the version whose sections and defaults these are
     s_.name = "bridge";
     s_.origin = {file, 0};

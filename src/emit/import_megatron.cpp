@@ -30,7 +30,8 @@ class FlagImporter {
  public:
   FlagImporter(const Machine& machine)
       : dropped_(machine.ignore), node_is_said_(machine.node_is_said), vocabulary_(machine.vocab_size) {
-    if (!machine.megatron_core.empty()) scenario::set(s_, "software.megatron_core=" + machine.megatron_core);
+    if (!machine.megatron_core.empty())
+      scenario::set(s_, "software.megatron_core=" + machine.megatron_core, "--megatron-core");
     s_.name = "megatron";
     s_.origin = from_flags;
     s_.cluster.num_gpus = machine.num_gpus;
@@ -97,10 +98,9 @@ class FlagImporter {
       s_.cluster.num_gpus = *launch.gpus_of_node;  // torchrun's --nnodes is 1 by default
     result_.gpus_guessed = s_.cluster.num_gpus == 0;
     if (result_.gpus_guessed) return;
-    if (launch.gpus_of_node) s_.cluster.gpus_per_node = *launch.gpus_of_node;
-    s_.cluster.gpus_per_node = std::min(s_.cluster.gpus_per_node, s_.cluster.num_gpus);
+    if (launch.gpus_of_node) s_.cluster.gpus_per_node = std::min(*launch.gpus_of_node, s_.cluster.num_gpus);
     result_.notes.push_back("GPUs as launched: " + std::to_string(s_.cluster.num_gpus) + ", " +
-                            std::to_string(s_.cluster.gpus_per_node) + " a node");
+                            std::to_string(std::min(s_.cluster.gpus_per_node, s_.cluster.num_gpus)) + " a node");
   }
 
   /// How many GPUs are said beside the launcher, which still knows how many stand in a node.

@@ -337,7 +337,6 @@ Import from_recipe_command(const Launch& given, const Machine& machine) {
   if (known.num_gpus == 0)
     known.num_gpus = launch.gpus.value_or(launch.gpus_of_node.value_or(0) * launch.nodes.value_or(1));
   if (launch.gpus_of_node && !machine.node_is_said) known.gpus_per_node = *launch.gpus_of_node;
-  if (known.num_gpus > 0) known.gpus_per_node = std::min(known.gpus_per_node, known.num_gpus);
   if (machine.recipe.empty()) {
     judge_overrides(given.file, known, command.overrides(nullptr));  // what is wrong with them is said first
     throw UsageError(

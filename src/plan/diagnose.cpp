@@ -26,13 +26,15 @@ Finding cause(std::string rule, std::vector<std::string> settings, std::string m
   return {std::move(rule), Severity::trap, std::move(settings), std::move(message), std::move(fix), std::move(source)};
 }
 
+/// As `simulate` counts: of what runs out of memory what it needs after cached segments have been given back.
+Bytes taken(const predict::RankPrediction& rank) {
+  return !rank.fits && rank.pressure ? rank.pressure->needed : rank.walk.peak_reserved + rank.outside_allocator;
+}
+
 /// The rank that `simulate` names: the one that takes most of its device.
 const predict::RankPrediction* tightest(const Prediction* p) {
   if (p == nullptr || p->ranks.empty()) return nullptr;
-  return &*std::ranges::max_element(p->ranks, {}, [](const predict::RankPrediction& rank) {
-    const auto needed = rank.pressure ? rank.pressure->needed : rank.walk.peak_reserved + rank.outside_allocator;
-    return std::pair(!rank.fits, needed);
-  });
+  return &*std::ranges::max_element(p->ranks, {}, taken);
 }
 
 Finding fragmentation(const Scenario& s, const predict::RankPrediction* rank) {
@@ -51,8 +53,7 @@ Finding peak(const Prediction& p, const predict::RankPrediction& rank) {
   for (std::size_t i = 0; i < std::min<std::size_t>(3, rank.walk.peak_owners.size()); ++i)
     owners += fmt::format("{}{} {}", i ? ", " : "", rank.walk.peak_owners[i].owner,
                           format_bytes(rank.walk.peak_owners[i].bytes));
-  const Bytes needed = rank.pressure ? rank.pressure->needed : rank.walk.peak_reserved + rank.outside_allocator;
-  const Bytes room = p.memory_limit - p.memory_margin - needed;
+  const Bytes room = p.memory_limit - p.memory_margin - taken(rank);
   const std::string verdict = rank.fits ? fmt::format("fits with {} to spare", format_bytes(room))
                                         : fmt::format("runs out of memory{}, {} too much",
                                                       rank.walk.failure ? " at " + rank.walk.failure->at : "",

@@ -138,16 +138,19 @@ std::string nothing_fits(const Plan& plan) {
   const auto& s = plan.searched;
   if (s.interrupted) return "interrupted before anything that fits was found";
   if (!plan.closest)
-    return s.not_modelled > 0 ? "no candidate that is legal is modelled: what stands below is why"
-                              : "no candidate is legal: what stands below is why";
+    return s.not_modelled > 0
+               ? "no candidate that is legal is modelled: what stands below is why"
+               : "no candidate is legal: what stands below is why (`pipewright check` says how to mend it)";
   const auto& c = *plan.closest;
   std::string left;
   if (s.undecided > 0 || s.not_modelled == 0) left = fmt::format("; {} candidates were not", s.undecided);
   if (s.not_modelled > 0) left += fmt::format("; {} not modelled", s.not_modelled);
-  const std::string text = c.proved ? "nothing fits: every candidate was shown to exceed the memory limit"
-                                    : "nothing that was looked at fits" + left;
-  return text + fmt::format("; closest is {}: rank {} lacks {}{}", c.label, c.rank, c.exact ? "" : "at least ",
-                            format_bytes(c.lacking));
+  const std::string text = c.proved
+                               ? fmt::format("nothing fits: every {}candidate was shown to exceed the memory limit",
+                                             s.illegal > 0 ? "legal " : "")
+                               : "nothing that was looked at fits" + left;
+  return text + fmt::format("; closest {} {}: rank {} lacks {}{}", c.exact ? "is" : "may be", c.label, c.rank,
+                            c.exact ? "" : "at least ", format_bytes(c.lacking));
 }
 
 }  // namespace

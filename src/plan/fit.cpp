@@ -47,8 +47,8 @@ std::optional<Scenario> with_copies(const Scenario& scenario, std::int64_t copie
 }
 
 std::string what_it_leaves(const predict::Prediction& p) {
-  return fmt::format("{} to spare on rank {}, {:.1f} ms a step", format_bytes(reserved_margin(p)), tightest_rank(p),
-                     static_cast<double>(p.step_ns) / 1e6);
+  return fmt::format("{} to spare on rank {}, {:.1f} ms a step", format_bytes(reserved_margin(p) - p.memory_margin),
+                     tightest_rank(p), static_cast<double>(p.step_ns) / 1e6);
 }
 
 }  // namespace

@@ -353,7 +353,8 @@ std::vector<Value> context_values(const Scenario& partial, LeftOut&) {
   add("p2p", {});
   add("all_gather", {});
   if (shared(cp)) add("a2a", {});
-  const Int domain = std::max<Int>(1, scenario::nvlink_domain(partial) / tp), near = std::gcd(cp, domain);
+  const Int joined = std::min(scenario::nvlink_domain(partial), partial.cluster.num_gpus),
+            domain = std::max<Int>(1, joined / tp), near = std::gcd(cp, domain);
   const auto levels = [&](Int first) {
     if (first > 1 && first < cp && shared(first)) add("a2a+p2p", {first, cp / first});
   };

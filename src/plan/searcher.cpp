@@ -40,6 +40,7 @@ void Searcher::run() {
       return;
     }
     confirm_ties();
+    if (fastest_exact() >= never / 2) pass_over_illegal();
     return;
   }
   for (std::size_t i = 0; i < spreads_.size(); ++i)

@@ -134,6 +134,7 @@ class Searcher {
   };
   Opened open(std::size_t spread, bool bounds);
   void add(std::size_t spread, Opened opened);
+  void pass_over_illegal();
   static void take(const SpreadBound& found, Known& known);
   void bound_structure(std::size_t structure);
   void bound_structures(const std::vector<std::size_t>& structures);

@@ -193,6 +193,19 @@ void Searcher::add(std::size_t spread, Opened opened) {
   }
 }
 
+/// Spreads are found too large before their rules are asked: the nearest of them that is told is one that is legal.
+void Searcher::pass_over_illegal() {
+  std::vector<std::size_t> too_large;
+  for (std::size_t i = 0; i < spreads_.size(); ++i)
+    if (!known_spreads_[i].open && known_spreads_[i].impossible) too_large.push_back(i);
+  std::ranges::stable_sort(too_large, {}, [&](std::size_t i) { return known_spreads_[i].lacking; });
+  for (const auto i : too_large) {
+    auto opened = space_.open(spreads_[i]);
+    if (!opened.structures.empty()) return;
+    add(i, {std::move(opened), {}});
+  }
+}
+
 void Searcher::take(const SpreadBound& found, Known& known) {
   if (!found.known) return;
   known.cost = std::max(known.cost, found.cost);

@@ -123,12 +123,18 @@ Row row_of(const Combination& combination, const Sweep& sweep, const Options& op
       return row;
     }
     scenario::check(changed);
+  } catch (const UsageError& error) {
+    row.legal = false;
+    row.rule = "scenario";
+    row.reason = error.what();
+    return row;
+  }
+  try {
     row.prediction = options.predict(changed);
     if (sweep.baseline && sweep.baseline->step_ns > 0)
       row.relative = static_cast<double>(row.prediction->step_ns) / static_cast<double>(sweep.baseline->step_ns) - 1;
   } catch (const UsageError& error) {
-    row.legal = false;
-    row.rule = "scenario";
+    row.rule = "model";
     row.reason = error.what();
   }
   return row;

@@ -35,12 +35,17 @@ Bytes margin_of(const scenario::Scenario& scenario, Bytes limit) {
   return scenario.search.memory_margin->bytes + percent(scenario.search.memory_margin->percent);
 }
 
-Bytes limit_of(const scenario::Scenario& scenario, const profile::Profiles& profiles) {
-  if (scenario.search.memory_limit) return *scenario.search.memory_limit;
+std::optional<Bytes> memory_of_gpu(const scenario::Scenario& scenario, const profile::Profiles& profiles) {
   if (scenario.cluster.memory_bytes) return *scenario.cluster.memory_bytes;
   for (const auto& profile : profiles.all()) {
     if (profile.memory.value > 0) return profile.memory;  // a run's own profile may not know its part's
   }
+  return {};
+}
+
+Bytes limit_of(const scenario::Scenario& scenario, const profile::Profiles& profiles) {
+  if (scenario.search.memory_limit) return *scenario.search.memory_limit;
+  if (const auto memory = memory_of_gpu(scenario, profiles)) return *memory;
   throw UsageError({profiles.first().name, 0}, "memory_bytes",
                    "no profile knows the part's memory: set cluster.memory_bytes");
 }
@@ -272,6 +277,9 @@ Prediction predict(const scenario::Scenario& scenario, const profile::Profiles& 
         "no profile says what its GPU is (key `gpu`): multiprocessors, workspaces and FP8 layouts are "
         "taken as those of " +
         profiles.device().name);
+  if (const auto has = memory_of_gpu(scenario, profiles); has && result.memory_limit > *has)
+    result.notes.push_back("the GPU has " + format_bytes(*has) + ", search.memory_limit is " +
+                           format_bytes(result.memory_limit) + ": what fits, fits a GPU that has so much");
   note_host(result, scenario, profiles);
   std::ranges::move(memory.notes, std::back_inserter(result.notes));
   const bool copies =

@@ -1,4 +1,4 @@
-// `sweep`: one row a combination, illegal ones with the rule that refuses them.
+// `sweep`: one row a combination, illegal ones with the rule that refuses them, others with what is not modelled.
 #include <fmt/format.h>
 
 #include <deque>
@@ -42,7 +42,7 @@ std::string sweep_text(const plan::Sweep& sweep) {
   auto header = names(sweep);
   header.insert(header.end(), {"step ms", "to given", "p2p", "tp", "bubble", "peak GiB", "reserved", "fits"});
   Table table(header);
-  std::string illegal;
+  std::string illegal, not_modelled;
   for (const auto& row : sweep.rows) {
     std::vector<std::string> cells;
     for (const auto& [name, value] : row.settings) cells.push_back(value);
@@ -52,8 +52,9 @@ std::string sweep_text(const plan::Sweep& sweep) {
                                  ms(last(p).tp), ms(last(p).bubble), gibibytes(p.most_allocated()),
                                  gibibytes(p.most_reserved()), p.fits ? "yes" : "no"});
     } else {
-      illegal += wrapped(fmt::format("- {}: {}", fmt::join(cells, " "), reason(row))) + "\n";
-      cells.insert(cells.end(), {"-", "-", "-", "-", "-", "-", "-", "illegal"});
+      (row.legal ? not_modelled : illegal) +=
+          wrapped(fmt::format("- {}: {}", fmt::join(cells, " "), row.legal ? row.reason : reason(row))) + "\n";
+      cells.insert(cells.end(), {"-", "-", "-", "-", "-", "-", "-", row.legal ? "not modelled" : "illegal"});
     }
     table.add(std::move(cells));
   }
@@ -61,6 +62,7 @@ std::string sweep_text(const plan::Sweep& sweep) {
   if (sweep.baseline) out += fmt::format("as given: {} ms\n", ms(sweep.baseline->step_ns));
   for (const auto& note : sweep.notes) out += wrapped("note: " + note) + "\n";
   if (!illegal.empty()) out += "\nIllegal\n" + illegal;
+  if (!not_modelled.empty()) out += "\nNot modelled\n" + not_modelled;
   return out;
 }
 

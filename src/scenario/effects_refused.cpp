@@ -24,6 +24,13 @@ const std::vector<RefusedField>& refused_rows() {
        [](const Scenario& s) {  // Transformer Engine's fused_attn.cpp, "sliding window": dropout == 0
          return window_of(s) > 0 && (!grouped_fused_attention(s) || s.settings.attention_dropout > 0 ||
                                      (uses_context(s) && !exchanges_heads(s)));
+       },
+       [](const Scenario& s) {
+         return those("a sliding window with ",
+                      {{!grouped_fused_attention(s), "latent or unfused attention"},
+                       {s.settings.attention_dropout > 0, "attention dropout (no fused kernel has both)"},
+                       {uses_context(s) && !exchanges_heads(s),
+                        "context parallelism other than a2a (Transformer Engine refuses p2p)"}});
        }},
       // Transformer Engine 2.8 on, context_parallel.py: "only supports softmax_type with cp_comm_type = 'a2a'".
       {"softmax_type",

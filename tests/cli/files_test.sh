@@ -1,6 +1,6 @@
 #!/bin/sh
 # files_test.sh PROGRAM DATA: outputs never replace an input, keep who may read a file, and may have long names; what
-# convert writes is read back; a script and its flags give one prediction.
+# convert writes is read back; a script and its flags give one prediction, and commands one verdict.
 program=$(readlink -f "$1")
 data=$(readlink -f "$2")
 folder=$(mktemp -d)
@@ -26,6 +26,34 @@ refused simulate hard.yaml --json base.yaml
 refused simulate base.yaml --trace ./base.yaml
 refused simulate base.yaml --report hard.yaml
 refused convert base.yaml --out base.yaml
+
+# A node has as many GPUs as it has, however few of them are asked for: more of them are not on nodes of so few.
+model="--hf $data/config.json --profile h200-sxm --set num_layers=2 --set seq_length=1024 --set global_batch_size=8"
+flags="--num-layers 2 --hidden-size 1024 --num-attention-heads 8 --seq-length 1024 --max-position-embeddings 1024 \
+  --micro-batch-size 1 --global-batch-size 8 --bf16 --vocab-size 32000"
+for form in "$model" "--megatron \"$flags\" --profile h200-sxm" "${model%h200*}gb200-nvl72${model#*sxm}"; do
+  for gpus in 1 4; do
+    eval "\"$program\" simulate $form --gpus $gpus --set num_gpus=8 --json few.json" >out || say "$gpus GPUs: failed"
+    eval "\"$program\" simulate $form --gpus 8 --json all.json" >out || say "8 GPUs: failed"
+    cmp few.json all.json || say "--gpus $gpus --set num_gpus=8 is not --gpus 8: $form"
+    eval "\"$program\" sweep $form --gpus $gpus --over num_gpus=8 --json swept.json" >out || say "sweep: failed"
+    step=$(grep -m 1 '"step_time_ms"' all.json | tr -d ' ,')
+    tr -d ' ,' <swept.json | grep -qx "$step" || say "swept from $gpus to 8 GPUs is not $step: $form"
+  done
+done
+# Bridge's harness starts as many tasks as it is told that a node has GPUs.
+"$program" plan base.yaml --set num_gpus=2 --emit harness >out 2>err
+grep -q -e '-gn 2' out || say "-gn of two GPUs: $(grep -e '-gn' out err)"
+
+# What is to spare, or too much, is the same in every command.
+for limit in 4700 4800 4850 4900 4950 5000 6000; do
+  said=$("$program" simulate base.yaml --set search.memory_limit=${limit}MiB 2>err |
+    sed -n 's/^fits: \(.*\) to spare on rank \([0-9]*\) .*/rank \2 fits with \1 to spare/p
+      s/^does not fit: \(.*\) too much on rank.*/\1 too much/p')
+  [ -n "$said" ] || say "no verdict of $limit MiB"
+  "$program" check base.yaml --set search.memory_limit=${limit}MiB --symptom oom --json - 2>err | grep -qF "$said" ||
+    say "simulate says: $said; check --symptom oom says another thing of $limit MiB"
+done
 
 touch secret.json
 chmod 600 secret.json

@@ -25,6 +25,7 @@
 #include "pipewright/plan.hpp"
 #include "pipewright/scenario/io.hpp"
 #include "pipewright/split_floor.hpp"
+#include "rule_rows.hpp"
 
 namespace hunt_test {
 
@@ -436,6 +437,43 @@ TEST_CASE("opening the rest brings no more than was said, also where parallelism
     CHECK(static_cast<double>(all.best->prediction.step_ns) >=
           static_cast<double>(less.best->prediction.step_ns) * (1 - *less.searched.rest) - 1);
   }
+}
+
+TEST_CASE("where nothing fits, what comes nearest breaks no rule; what a rule refuses all of is not called too large") {
+  int refused = 0, too_large = 0;
+  std::size_t nth = 0;
+  for (const test::RuleRow& row : test::rule_rows) {
+    if (!test::taken(nth++)) continue;
+    auto s = test::scenario(row.base, row.fires);
+    if (std::ranges::none_of(plan::check(s), [](const auto& f) { return f.severity == plan::Severity::violation; }))
+      continue;
+    CAPTURE(row.rule);
+    s = opened(s, {"parallelism", "allocator"});
+    s.search.memory_limit = Bytes(std::int64_t{1} << 30);
+    plan::LeftOut ignored;
+    try {
+      const auto dimensions = plan::dimensions(s);
+      plan::Space space(s, dimensions, ignored);
+      const auto legal = space.structures();
+      const auto plan = plan::search(s, real());
+      CHECK_FALSE(plan.best);
+      if (legal.empty()) {
+        ++refused;
+        CHECK_FALSE(plan.closest);
+        CHECK(plan.searched.by_memory == 0);
+      } else if (plan.closest && plan.closest->label != "the scenario as given") {
+        ++too_large;
+        const auto& nearest = plan.closest->label;
+        CAPTURE(nearest);
+        CHECK(std::ranges::any_of(legal, [&](const plan::Structure& structure) {
+          return structure.label.starts_with(nearest) || nearest.starts_with(structure.label);
+        }));
+      }
+    } catch (const UsageError&) {  // nothing can be predicted at all
+    }
+  }
+  CHECK(refused > 0);
+  CHECK(too_large > 0);
 }
 
 TEST_CASE("where the model refuses every candidate, none is called illegal or slower than another") {

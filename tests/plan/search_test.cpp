@@ -315,6 +315,11 @@ TEST_CASE("where nothing fits and nothing was given: the fewest times as many GP
     o.predict = [&](const scenario::Scenario& one) {
       auto p = machine(one);
       p.fits = one.cluster.num_gpus >= times * gpus;
+      p.memory_margin = Bytes(gibibyte);
+      for (auto& rank : p.ranks) {
+        rank.walk.peak_reserved = Bytes(70 * gibibyte);
+        rank.outside_allocator = Bytes(5 * gibibyte);
+      }
       return p;
     };
     const auto plan = plan::search(s, o);
@@ -324,6 +329,7 @@ TEST_CASE("where nothing fits and nothing was given: the fewest times as many GP
     CHECK_FALSE(plan.best);
     CHECK(says(plan, "would fit: " + std::to_string(least * gpus) + " GPUs") == (least <= 16));
     CHECK(says(plan, "would fit") == (least <= 16));
+    CHECK(says(plan, "(4.00 GiB to spare on rank 0") == (least <= 16));  // of 80 GiB, without the margin
   }
 }
 
@@ -1125,6 +1131,24 @@ TEST_CASE("lists of sizes narrow an open parallelism to just those of its ways t
           }
           CHECK(found == wanted);
         }
+  }
+}
+
+TEST_CASE("sweep: what is not modelled is not called illegal") {
+  auto o = options();
+  o.predict = [](const scenario::Scenario& one) {
+    scenario::refuse_unmodelled(one);
+    return machine(one);
+  };
+  const auto sweep =
+      plan::sweep(test::scenario("dense", ""),
+                  {{"optimizer", {"adam", "sgd"}}, {"recompute_modules", {"[mlp]", "[mla_up_proj]"}}}, o);
+  REQUIRE(sweep.rows.size() == 4);
+  for (const auto& row : sweep.rows) {
+    const bool modelled = row.settings.front().second == "adam", legal = row.settings[1].second == "[mlp]";
+    CHECK(row.legal == legal);
+    CHECK(row.prediction.has_value() == (legal && modelled));
+    CHECK((row.rule == "model") == (legal && !modelled));
   }
 }
 

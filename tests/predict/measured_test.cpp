@@ -211,6 +211,23 @@ TEST_CASE("a limit below the peak: out of memory, the rank and the place are nam
   CHECK(prediction.ranks[2].fits);
 }
 
+TEST_CASE("a limit above what the GPU has is told: the verdict is of another GPU") {
+  auto s = scenario::read(root + "/tests/measured/a_pp4v2_m8.yaml");
+  const auto profiles = shipped("h200-sxm");
+  const auto told = [&] {
+    return std::ranges::any_of(predict::predict(s, profiles).notes,
+                               [](const auto& note) { return note.starts_with("the GPU has "); });
+  };
+  CHECK_FALSE(told());
+  const auto has = profiles.first().memory;
+  for (const auto& [limit, above] : {std::pair(has, false), std::pair(has + Bytes(1), true)}) {
+    s.search.memory_limit = limit;
+    CHECK(told() == above);
+  }
+  s.cluster.memory_bytes = has + Bytes(1);
+  CHECK_FALSE(told());
+}
+
 // No run of it is published for this machine: the bounds are those of other large mixtures of experts on H100 (Megatron
 // Bridge's performance summary: 158 to 253 TFLOP/s a GPU), and of the part's memory.
 TEST_CASE("DeepSeek-V3 from end to end: latent attention, experts, multi-token prediction on a stage of its own") {

@@ -143,6 +143,7 @@ cluster: {num_gpus: 8}
                                    "position_embedding_type=mrope",
                                    "recompute_granularity=full; recompute_method=uniform; recompute_num_layers=1",
                                    "fp4=e2m1; quant_recipe=['*=bf16']",
+                                   "window_size=[127, 0]; attention_dropout=0.1",
                                    "use_megatron_fsdp=true"};
   std::map<std::string, int> told;
   for (const auto& use : uses)
@@ -157,6 +158,7 @@ cluster: {num_gpus: 8}
         const auto now = row.now(s);
         CHECK_FALSE(now.empty());
         CHECK(now.back() != ' ');
+        CHECK(now != row.missing);
         ++told[row.name];
       }
     }

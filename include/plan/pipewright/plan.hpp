@@ -232,9 +232,9 @@ struct Axis {
 struct Row {
   Assignments settings;
   bool legal = true;
-  std::string rule, reason;  ///< why not legal
-  std::optional<predict::Prediction> prediction;
-  double relative = 0;  ///< step over the scenario as given, - 1
+  std::string rule, reason;                       ///< why not legal, or (`model`) why not modelled
+  std::optional<predict::Prediction> prediction;  ///< of what is legal and modelled
+  double relative = 0;                            ///< step over the scenario as given, - 1
 };
 struct Sweep {
   std::optional<predict::Prediction> baseline;

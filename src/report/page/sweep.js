@@ -1,5 +1,8 @@
 // ---- A sweep: bars over one setting, heat maps over two; further ones give further maps.
 
+/// A row that is refused, by a rule or as it is not modelled, has no figures.
+const predicted = (row) => row.step_time_ms !== null;
+
 const valueText = (v) => (v === null ? "none" : Array.isArray(v) ? `[${v.join(", ")}]` : String(v));
 
 function distinct(rows, name) {
@@ -17,7 +20,7 @@ const sweepMeasures = [
 
 function sweepTip(row) {
   const title = Object.entries(row.settings).map(([k, v]) => `${k} ${valueText(v)}`).join(", ");
-  if (!row.legal) return lines(title, [["refused", row.reason]]);
+  if (!predicted(row)) return lines(title, [["refused", row.reason]]);
   return lines(title, [["step", `${ms(row.step_time_ms)} ms, ${signedPercent(row.relative)} to the given`], ["", row.fits ? "fits" : "does not fit"], ["peak", `${gib(row.peak_allocated_bytes)} GiB allocated, ${gib(row.peak_reserved_bytes)} reserved`],
     ...exposedCauses.filter((c) => row.exposed_ms[c] > 0.005).map((c) => [`exposed ${c}`, `${ms(row.exposed_ms[c])} ms`])]);
 }
@@ -32,10 +35,10 @@ function heat(share) {
 
 function heatMap(rows, x, y, measure, low, high) {
   const columns = x ? distinct(rows, x) : [""], lines_ = distinct(rows, y);
-  const best = rows.filter((r) => r.legal && r.fits).reduce((a, b) => (!a || b.step_time_ms < a.step_time_ms ? b : a), null);
+  const best = rows.filter((r) => predicted(r) && r.fits).reduce((a, b) => (!a || b.step_time_ms < a.step_time_ms ? b : a), null);
   const cell = (row) => {
     if (!row) return h("td", {});
-    if (!row.legal) return telling(h("td", { class: "heat off", tabindex: "0" }, "refused"), () => sweepTip(row));
+    if (!predicted(row)) return telling(h("td", { class: "heat off", tabindex: "0" }, "refused"), () => sweepTip(row));
     const colour = heat(high > low ? (measure.of(row) - low) / (high - low) : 0);
     return telling(h("td", { class: "heat" + (row.fits ? "" : " tight") + (row === best ? " chosen" : ""), tabindex: "0", style: `background:${colour};color:${inkOn(colour)}` }, measure.text(row), row.fits ? "" : h("small", {}, " too large")), () => sweepTip(row));
   };
@@ -45,9 +48,9 @@ function heatMap(rows, x, y, measure, low, high) {
 }
 
 function sweepBars(rows, name, baseline) {
-  const most = Math.max(...rows.filter((r) => r.legal).map((r) => r.step_time_ms), baseline?.step_time_ms ?? 0) || 1;
+  const most = Math.max(...rows.filter(predicted).map((r) => r.step_time_ms), baseline?.step_time_ms ?? 0) || 1;
   return h("div", { class: "bars sweep" }, rows.map((row) => telling(h("div", { class: "bar-row", tabindex: "0" }, h("span", { class: "bar-label" }, valueText(row.settings[name])),
-    row.legal ? h("span", { class: "bar" }, h("span", { class: "piece", style: `width:${(100 * row.step_time_ms) / most}%;background:${row.fits ? blue() : "var(--rest)"}` }, h("em", { style: `color:${row.fits ? inkOn(blue()) : "inherit"}` }, `${ms(row.step_time_ms)} ms, ${signedPercent(row.relative)}${row.fits ? "" : ", does not fit"}`)),
+    predicted(row) ? h("span", { class: "bar" }, h("span", { class: "piece", style: `width:${(100 * row.step_time_ms) / most}%;background:${row.fits ? blue() : "var(--rest)"}` }, h("em", { style: `color:${row.fits ? inkOn(blue()) : "inherit"}` }, `${ms(row.step_time_ms)} ms, ${signedPercent(row.relative)}${row.fits ? "" : ", does not fit"}`)),
       baseline ? h("span", { class: "bar-mark", style: `left:calc(${(100 * baseline.step_time_ms) / most}% - 1px)` }) : null) : h("span", { class: "dim" }, `refused: ${row.reason}`)), () => sweepTip(row))));
 }
 
@@ -70,13 +73,13 @@ function axesOf(rows, names) {
 
 pages.sweep = (pack) => {
   const sweep = pack.json.results.sweep, { baseline } = pack.json.extra, rows = sweep.rows;
-  const all = Object.keys(rows[0]?.settings ?? {}), names = axesOf(rows, all), legal = rows.filter((r) => r.legal);
-  const best = legal.filter((r) => r.fits).reduce((a, b) => (!a || b.step_time_ms < a.step_time_ms ? b : a), null);
+  const all = Object.keys(rows[0]?.settings ?? {}), names = axesOf(rows, all), told = rows.filter(predicted);
+  const best = told.filter((r) => r.fits).reduce((a, b) => (!a || b.step_time_ms < a.step_time_ms ? b : a), null);
   const cards = [];
   if (best) cards.push(card(ms(best.step_time_ms) + " ms", `fastest that fits: ${names.map((n) => `${n} ${valueText(best.settings[n])}`).join(", ")}`, "first"));
   if (baseline) cards.push(card(ms(baseline.step_time_ms) + " ms", "as given"));
-  cards.push(card(String(rows.length), `points, ${rows.length - legal.length} refused, ${legal.filter((r) => !r.fits).length} do not fit`));
-  const out = [section("sweep", "Sweep", best ? null : h("p", { class: "verdict bad" }, "nothing that is legal fits"), configuration({ ...(baseline ?? {}), ...sweep }), h("div", { class: "cards" }, cards), ...(sweep.notes ?? []).map((n) => h("p", { class: "dim" }, n)))];
+  cards.push(card(String(rows.length), `points, ${rows.length - told.length} refused, ${told.filter((r) => !r.fits).length} do not fit`));
+  const out = [section("sweep", "Sweep", best ? null : h("p", { class: "verdict bad" }, "nothing that is legal and modelled fits"), configuration({ ...(baseline ?? {}), ...sweep }), h("div", { class: "cards" }, cards), ...(sweep.notes ?? []).map((n) => h("p", { class: "dim" }, n)))];
   if (names.length >= 2) {
     const [y, x, ...others] = names;
     const groups = new Map();
@@ -85,14 +88,14 @@ pages.sweep = (pack) => {
       groups.set(name, [...(groups.get(name) ?? []), row]);
     }
     out.push(section("map", "Map", choice(sweepMeasures.map((m) => m.name), (i) => {
-      const values = legal.map(sweepMeasures[i].of), low = Math.min(...values), high = Math.max(...values);
+      const values = told.map(sweepMeasures[i].of), low = Math.min(...values), high = Math.max(...values);
       return [...groups].map(([name, some]) => [name ? h("h3", {}, name) : null, heatMap(some, x, y, sweepMeasures[i], low, high)]).flat().filter(Boolean);
     }, "what the map shows"), h("p", { class: "dim" }, "From teal (least) to orange (most). A frame: the fastest that fits.")));
   } else if (names.length === 1) {
     out.push(section("map", "Bars", sweepBars(rows, names[0], baseline), baseline ? h("p", { class: "dim" }, "The line: as given.") : null));
   }
   out.push(section("rows", "All points", table([...all, "step ms", "to given", ...exposedCauses, "peak GiB", "reserved", "fits"],
-    rows.map((r) => [...all.map((n) => ({ text: valueText(r.settings[n]), class: "left" })), ...(r.legal ? [ms(r.step_time_ms), signedPercent(r.relative), ...exposedCauses.map((c) => ms(r.exposed_ms[c])), gib(r.peak_allocated_bytes), gib(r.peak_reserved_bytes), r.fits ? "yes" : "no"] : [{ text: "refused", class: "dim" }, "", ...exposedCauses.map(() => ""), "", "", { text: r.reason, class: "left text" }])]),
-    { left: all.map((_, i) => i), mark: (i) => (rows[i] === best ? "best" : rows[i].legal && rows[i].fits ? "" : "off") })));
+    rows.map((r) => [...all.map((n) => ({ text: valueText(r.settings[n]), class: "left" })), ...(predicted(r) ? [ms(r.step_time_ms), signedPercent(r.relative), ...exposedCauses.map((c) => ms(r.exposed_ms[c])), gib(r.peak_allocated_bytes), gib(r.peak_reserved_bytes), r.fits ? "yes" : "no"] : [{ text: "refused", class: "dim" }, "", ...exposedCauses.map(() => ""), "", "", { text: r.reason, class: "left text" }])]),
+    { left: all.map((_, i) => i), mark: (i) => (rows[i] === best ? "best" : predicted(rows[i]) && rows[i].fits ? "" : "off") })));
   return out;
 };
