@@ -177,8 +177,9 @@ class SpreadBounds {
   /// `Memory`: predict::LeastMemory or SpreadFloor.
   template <class Memory>
   Bytes lacking_of_any(const Memory& memory, const predict::Split& split, const Choices& choices) const;
-  /// Ways to split layers as memory sees them: of one spread for all that have its shape.
-  std::shared_ptr<const std::vector<predict::Split>> shapes(const Spread& spread, Overlap overlap);
+  /// Ways to split layers, of one spread for all that have its shape: what they say of memory available is its own. In
+  /// time, or as memory sees them.
+  std::shared_ptr<const std::vector<predict::Split>> shapes(const Spread& spread, Overlap overlap, bool in_time);
   const predict::Layers* kept(const Choices& choices, const Choice& choice) const;
   std::shared_ptr<const predict::Layers> kept(const Scenario& with,
                                               const std::shared_ptr<const predict::Layers>& timed) const;
@@ -196,7 +197,7 @@ class SpreadBounds {
   SpreadBound bound(const Spread& spread, const Kernels& kernels, std::vector<OfSplit> splits, double enough);
   SpreadBound bound(const Spread& spread, const Kernels& kernels, double enough);
   /// By what they cost at least. The order of the schedule is followed until one is the least, and below `enough`.
-  const std::vector<OfSplit>& splits(const Spread& spread, const Kernels& kernels, double enough) const;
+  const std::vector<OfSplit>& splits(const Spread& spread, const Kernels& kernels, double enough);
   void follow_order(const Kernels& kernels, OfSplit& one, double enough) const;
   double time(const Kernels& kernels, const predict::Split& split, const predict::Layers* layers,
               const std::vector<double>& part, double enough) const;
@@ -215,7 +216,7 @@ class SpreadBounds {
   Recent<Moved> moved_;
   Recent<predict::Layers, 4096> offloaded_;  ///< small ones
   Recent<Kernels> kernels_;
-  Recent<std::vector<predict::Split>> shapes_;
+  Recent<std::vector<predict::Split>, 128> shapes_;  ///< some 10 kB for each split
 };
 
 }  // namespace pipewright::plan

@@ -24,7 +24,7 @@ auto likeness(const scenario::Scenario& s, std::int64_t layer) {
                     scenario::has_mlp(s, layer), scenario::is_attention_layer(s, layer));
 }
 
-Bytes available(const scenario::Scenario& scenario, const profile::Profiles& profiles) {
+Bytes of_device(const scenario::Scenario& scenario, const profile::Profiles& profiles) {
   Prediction limits;
   set_limits(limits, scenario, profiles);
   return limits.memory_limit - limits.memory_margin;
@@ -164,7 +164,7 @@ Split Splits::of(const scenario::Scenario& structure) {
   scenario::check(structure);  // layers that do not divide
   const auto config = schedule::config_of(structure);
   const Outside outside(structure, profiles_);
-  const Bytes for_ranks = available(structure, profiles_);
+  const Bytes for_ranks = of_device(structure, profiles_);
   Split split;
   split.ranks.resize(static_cast<std::size_t>(config.stages));
   split.schedule = schedule_of(config);
@@ -191,7 +191,7 @@ SpreadFloor::SpreadFloor(const scenario::Scenario& example, const profile::Profi
       config_(schedule::config_of(example_)),
       prices_(timeline::price(example_, stages_, profiles)),
       floor_(example_, stages_, config_, profiles, prices_),
-      state_(model::least_state(example_, profiles.device())),
+      memory_(example_, profiles),
       copies_(example, profiles) {}
 
 Prediction SpreadFloor::least(const Layers* other, const std::vector<double>& part) const {
@@ -326,7 +326,7 @@ LeastMemory::LeastMemory(const scenario::Scenario& example, const profile::Profi
   const Outside outside(example, profiles);
   Bytes least = outside.of(0);
   for (int r = 1; r < ranks_; ++r) least = std::min(least, outside.of(r));
-  available_ = available(example, profiles) - least;
+  available_ = of_device(example, profiles) - least;
 }
 
 Bytes LeastMemory::lacking() const {
@@ -346,7 +346,7 @@ Bytes LeastMemory::lacking(const Split& split, const Replay& replay) const {
 Bytes SpreadFloor::lacking(const Split& split, const Replay& replay) const {
   auto most = std::numeric_limits<std::int64_t>::min();
   for (std::size_t r = 0; r < split.ranks.size(); ++r)
-    most = std::max(most, std::ranges::max(lacking_of(state_, split, r, split.ranks[r].available, replay)));
+    most = std::max(most, std::ranges::max(lacking_of(memory_.state(), split, r, split.ranks[r].available, replay)));
   return Bytes(most);
 }
 
@@ -384,7 +384,7 @@ std::optional<Prediction> SpreadFloor::moving(const Split& split, const Replay& 
   double most = 0;
   for (std::size_t r = 0; r < split.ranks.size(); ++r) {
     const auto& rank = split.ranks[r];
-    const auto lacks = lacking_of(state_, split, r, rank.available, kept, &moved);
+    const auto lacks = lacking_of(memory_.state(), split, r, rank.available, kept, &moved);
     for (std::size_t moment = 0; moment < lacks.size(); ++moment) {
       if (lacks[moment] <= 0) continue;
       const auto leaves = moving(rank, split.schedule->moments[r][moment].in_flight, lacks[moment], kept, moved);

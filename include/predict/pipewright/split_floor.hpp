@@ -78,11 +78,14 @@ class LeastMemory {
   Bytes lacking() const;
   /// What a rank of a split lacks at least, whatever the split says of memory available; none or less: it may fit.
   Bytes lacking(const Split& split, const Replay& replay) const;
+  const model::LeastState& state() const { return state_; }
+  /// Of a device to the allocator of the rank that has most of it.
+  Bytes available() const { return available_; }
 
  private:
   model::LeastState state_;
   int ranks_;
-  Bytes available_;  ///< of a device to the allocator of the rank that has most of it
+  Bytes available_;
 };
 
 /// A parallelism.
@@ -108,6 +111,7 @@ class SpreadFloor {
   /// without which it does not fit. What is moved of a layer is moved of all layers alike on the rank, in every
   /// microbatch, and makes free what forwards on the way keep of it. Nothing: it does not fit.
   std::optional<Prediction> moving(const Split& split, const Replay& kept, const Replay& moved) const;
+  const LeastMemory& memory() const { return memory_; }
 
  private:
   Prediction least(const Layers* other, const std::vector<double>& part) const;
@@ -120,7 +124,7 @@ class SpreadFloor {
   schedule::Config config_;
   timeline::Prices prices_;
   timeline::SplitFloor floor_;
-  model::LeastState state_;
+  LeastMemory memory_;
   timeline::LeastCopies copies_;
 };
 
