@@ -137,8 +137,16 @@ std::vector<Spread> Space::spreads() {
   // How many structures there are depends on the pipeline, its microbatches and on whether experts are spread.
   std::map<std::string, std::pair<std::int64_t, std::int64_t>> sizes;
   for (Spread& spread : all) {
+    const auto& s = spread.partial.settings;
+    const auto pp = s.pipeline_model_parallel_size, m = scenario::num_microbatches(spread.partial);
+    std::string key = std::to_string(pp) + (s.expert_model_parallel_size > 1 ? " experts " : " ");
     // Groups of N = PP and twice that: their remainders, and whether there are enough microbatches.
-    auto [at, fresh] = sizes.try_emplace(shape_of(spread, 2));
+    key += std::to_string(s.microbatch_group_size_per_vp_stage || m < 2 * pp ? m : 2 * pp + m % (2 * pp));
+    for (std::size_t d = 0; d < spread_; ++d) {
+      if (dimensions_[d].what == Decides::field) key += " " + spread.chosen[d].label;
+      if (dimensions_[d].what == Decides::parallelism && spread.chosen[d].settings.empty()) key += " given";
+    }
+    auto [at, fresh] = sizes.try_emplace(key);
     if (fresh) at->second = size_of_spread(spread.partial);
     std::tie(spread.structures, spread.holds) = at->second;
   }

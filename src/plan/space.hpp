@@ -73,9 +73,6 @@ class Space {
   Opened open(const Spread& spread) const;
   /// Equal for spreads that give a GPU the same work: they differ in the pipeline's size alone.
   std::string work_of(const Spread& spread) const;
-  /// Equal for spreads whose structures split layers in the same ways. Of microbatches that many for each rank of the
-  /// pipeline, an even number, are as good as more.
-  std::string shape_of(const Spread& spread, std::int64_t microbatches_a_rank) const;
   /// Of what a spread, or one of its structures, was chosen.
   std::string name_of_spread(const std::vector<Value>& chosen) const;
   /// ... what that leaves out and rejects.

@@ -20,19 +20,6 @@ std::string Space::work_of(const Spread& spread) const {
   return key;
 }
 
-std::string Space::shape_of(const Spread& spread, std::int64_t microbatches_a_rank) const {
-  const auto& s = spread.partial.settings;
-  const auto pp = s.pipeline_model_parallel_size, m = scenario::num_microbatches(spread.partial);
-  const auto most = microbatches_a_rank * pp;
-  std::string key = std::to_string(pp) + (s.expert_model_parallel_size > 1 ? " experts " : " ");
-  key += std::to_string(s.microbatch_group_size_per_vp_stage || m < most ? m : most + m % (2 * pp));
-  for (std::size_t d = 0; d < spread_; ++d) {
-    if (dimensions_[d].what == Decides::field) key += " " + spread.chosen[d].label;
-    if (dimensions_[d].what == Decides::parallelism && spread.chosen[d].settings.empty()) key += " given";
-  }
-  return key;
-}
-
 std::string Space::name_of_spread(const std::vector<Value>& chosen) const {
   std::string name;
   for (std::size_t d = 0; d < spread_; ++d) name += chosen[d].label + ", ";

@@ -187,13 +187,8 @@ const SpreadBounds::Choices& SpreadBounds::choices(const Spread& spread, const K
   return *kernels.choices;
 }
 
-std::shared_ptr<const std::vector<predict::Split>> SpreadBounds::shapes(const Spread& spread, Overlap overlap,
-                                                                        bool in_time) {
-  // Moments of a schedule, whose warm-up is less than three times N = 2 PP microbatches in every chunk, repeat
-  // (memory::moments).
-  constexpr std::int64_t until_they_repeat = 8, all = std::int64_t{1} << 40;
-  const bool overlaps = overlap != Overlap::none;
-  const auto key = space_.shape_of(spread, in_time ? all : until_they_repeat) + (overlaps ? ", overlap" : "");
+std::shared_ptr<const std::vector<predict::Split>> SpreadBounds::shapes(const Spread& spread, Overlap overlap) {
+  const auto key = space_.name_of_spread(spread.chosen) + name_of(overlap);
   if (auto known = shapes_.find(key)) return known;
   auto made = std::make_shared<std::vector<predict::Split>>();
   for (const Scenario& structure : space_.splits(spread, overlap)) {
@@ -395,9 +390,8 @@ const std::vector<SpreadBounds::OfSplit>& SpreadBounds::splits(const Spread& spr
                                                                double enough) {
   std::call_once(kernels.split, [&] {
     auto& found = kernels.splits;
-    for (predict::Split split : *shapes(spread, overlap_of(kernels.example), true)) {
-      for (auto& rank : split.ranks) rank.available = kernels.floor->memory().available();
-      OfSplit one{std::make_shared<predict::Split>(std::move(split))};
+    for (const predict::Split& split : *shapes(spread, overlap_of(kernels.example))) {
+      OfSplit one{std::make_shared<predict::Split>(split)};
       try {
         one.bare = time(kernels, *one.split, nullptr, {}, 0);
         found.push_back(std::move(one));
@@ -461,7 +455,7 @@ Bytes SpreadBounds::of_memory(const Spread& spread, Overlap overlap) {
   try {
     const auto choices = this->choices(spread, overlap, example);
     std::optional<Bytes> least;
-    for (const auto& split : *shapes(spread, overlap, false)) {
+    for (const auto& split : *shapes(spread, overlap)) {
       const auto lacking = lacking_of_any(memory, split, *choices);
       if (lacking <= Bytes(0)) return Bytes(0);
       least = std::min(least.value_or(lacking), lacking);

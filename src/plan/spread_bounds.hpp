@@ -177,9 +177,8 @@ class SpreadBounds {
   /// `Memory`: predict::LeastMemory or SpreadFloor.
   template <class Memory>
   Bytes lacking_of_any(const Memory& memory, const predict::Split& split, const Choices& choices) const;
-  /// Ways to split layers, of one spread for all that have its shape: what they say of memory available is its own. In
-  /// time, or as memory sees them.
-  std::shared_ptr<const std::vector<predict::Split>> shapes(const Spread& spread, Overlap overlap, bool in_time);
+  /// Ways to split layers, made for memory and asked again for time.
+  std::shared_ptr<const std::vector<predict::Split>> shapes(const Spread& spread, Overlap overlap);
   const predict::Layers* kept(const Choices& choices, const Choice& choice) const;
   std::shared_ptr<const predict::Layers> kept(const Scenario& with,
                                               const std::shared_ptr<const predict::Layers>& timed) const;

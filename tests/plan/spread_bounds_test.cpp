@@ -5,7 +5,9 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <limits>
 #include <random>
 
@@ -152,12 +154,28 @@ TEST_CASE("no candidate that fits undercuts its spread's bound, nor its structur
     const auto spreads = space.spreads();
     const auto& spread = spreads.at(chosen);
     // What spreads share was made for another one.
-    for (int others = 0; others < 6; ++others)
+    std::vector<plan::Spread> others;  // of the same pipeline, which have splits of the same shape the likeliest
+    std::ranges::copy_if(spreads, std::back_inserter(others), [&](const plan::Spread& other) {
+      return other.partial.settings.pipeline_model_parallel_size ==
+             spread.partial.settings.pipeline_model_parallel_size;
+    });
+    std::ranges::shuffle(others, random);
+    for (std::size_t i = 0; i < std::min<std::size_t>(others.size(), 12); ++i)
       for (const auto overlap : plan::all_overlaps) {
         plan::OverlapBound of_other;
-        bounds.raise(spreads[random() % spreads.size()], overlap, 0, of_other);
+        for (int step = 0; step < 3; ++step) bounds.raise(others[i], overlap, 1e300, of_other);
         memory_of_others += of_other.lacking > Bytes(0);
       }
+    plan::SpreadBounds unshared(space, options, "step_time");
+    for (const auto overlap : plan::all_overlaps) {
+      plan::OverlapBound one, other;
+      while (!one.none && one.lacking <= Bytes(0) && one.by != plan::OverlapBound::By::fit) {
+        bounds.raise(spread, overlap, 1e300, one);
+        unshared.raise(spread, overlap, 1e300, other);
+        CHECK(one.lacking == other.lacking);
+        CHECK(one.cost == other.cost);
+      }
+    }
     // With each overlap on its own, step by step, and the least of them; of what is not below `enough`, only that.
     constexpr double any = std::numeric_limits<double>::max();
     const auto steps = [&](double enough) {

@@ -79,13 +79,11 @@ class LeastMemory {
   /// What a rank of a split lacks at least, whatever the split says of memory available; none or less: it may fit.
   Bytes lacking(const Split& split, const Replay& replay) const;
   const model::LeastState& state() const { return state_; }
-  /// Of a device to the allocator of the rank that has most of it.
-  Bytes available() const { return available_; }
 
  private:
   model::LeastState state_;
   int ranks_;
-  Bytes available_;
+  Bytes available_;  ///< of a device to the allocator of the rank that has most of it
 };
 
 /// A parallelism.
@@ -111,7 +109,6 @@ class SpreadFloor {
   /// without which it does not fit. What is moved of a layer is moved of all layers alike on the rank, in every
   /// microbatch, and makes free what forwards on the way keep of it. Nothing: it does not fit.
   std::optional<Prediction> moving(const Split& split, const Replay& kept, const Replay& moved) const;
-  const LeastMemory& memory() const { return memory_; }
 
  private:
   Prediction least(const Layers* other, const std::vector<double>& part) const;
