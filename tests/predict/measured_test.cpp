@@ -43,12 +43,13 @@ TEST_CASE("dense measured runs: time of forward-backward, peak memory of every r
   // which slow with the clock as those of TP 2 do (t_tp2, t_b_tp2, b_tp2pp2v2_m8: 0.3 % nearer each). Widths of
   // f_gemma*, f_phi3 run Transformer Engine's general norms: their measured times are 1 to 3 % of these steps. t_h2048
   // was 1.1 % too fast while its MLP's input gradients were interpolated 5 % too slow; they are measured now.
+  // f_lora_qkv waits for its host forward, which takes 1.17 times what it was said to until 2026-11-29 (docs/hosts.md).
   const std::map<std::string, double> bounds = {
       {"a_pp4v2_m8", 0.005},   {"a3_pp4v2_m8", 0.025},  {"b_tp2pp2v2_m8", 0.047}, {"b_tp2pp2v2_m8_fp8cs", 0.02},
       {"w_off0", 0.032},       {"t_mbs2", 0.01},        {"t_s8192_v128k", 0.03},  {"t_pp2v2", 0.005},
       {"t_mbs4_r_mlp", 0.005}, {"t_v128k_full", 0.005}, {"t_fp8_block", 0.02},    {"t_h2048", 0.017},
       {"t_b_tp2", 0.057},      {"t_gpt", 0.04},         {"f_nemotron", 0.04},     {"t_b_tp2_fp8block", 0.025},
-      {"t_tp2", 0.27},         {"f_lora_all", 0.055},   {"f_lora_qkv", 0.03},     {"f_gemma2_tp2", 0.056},
+      {"t_tp2", 0.27},         {"f_lora_all", 0.055},   {"f_lora_qkv", 0.031},    {"f_gemma2_tp2", 0.056},
       {"f_gemma3_tp2", 0.07},  {"f_gemma3_4b", 0.032},  {"f_phi3", 0.037},        {"t_dp2", 0.023}};
   double sum = 0;
   int runs = 0;
@@ -165,15 +166,17 @@ TEST_CASE("mixture-of-experts runs, with and without expert-parallel overlap: ti
   };
   // c_base is bound by the host's launches; t_mixtral_fp8, t_qwen30 and t_mla too, on a machine whose host is 1.4 times
   // slower than the one that the profile's host costs come from.
-  // f_gptoss*: loops over experts in Python, bound by the host (kernels alone: within 2 % of the traces). f_llama4*:
-  // 120 ms of kernels in 300 ms of launches.
+  // t_qwen30, t_mla and f_gptoss_plain wait for it backward, too, where the reference host takes 0.83 times what it was
+  // said to until 2026-11-29 (docs/hosts.md, Both directions; 1 to 3 % more too fast), all others forward (1 to 6 %
+  // less). f_gptoss*: loops over experts in Python, bound by the host (kernels alone: within 2 % of the traces).
+  // f_llama4*: 120 ms of kernels in 300 ms of launches.
   for (const auto& bound : {Bound{"e_base", 0.015, 0.001, 0.0005}, Bound{"c_base", 0.03, 0.003, 0.001},
                             Bound{"e_ov_dw", 0.03, 0.002, 0.0025}, Bound{"q_base", 0.04, 0.005, 0.005},
                             Bound{"t_e_ep2", 0.05, 0.001, 0.001}, Bound{"t_e_ov", 0.05, 0.003, 0.003},
-                            Bound{"t_mixtral_fp8", 0.17, 0.001, 0.001}, Bound{"t_qwen30", 0.14, 0.002, 0.002},
-                            Bound{"t_mla", 0.17, 0.02, 0.02}, Bound{"f_gptoss", 0.22, 0.001, 0.001},
-                            Bound{"f_gptoss_s8k", 0.15, 0.001, 0.001}, Bound{"f_gptoss_plain", 0.34, 0.001, 0.001},
-                            Bound{"f_llama4", 0.4, 0.001, 0.001}, Bound{"f_llama4_qk", 0.57, 0.001, 0.001}}) {
+                            Bound{"t_mixtral_fp8", 0.125, 0.001, 0.001}, Bound{"t_qwen30", 0.16, 0.002, 0.002},
+                            Bound{"t_mla", 0.18, 0.02, 0.02}, Bound{"f_gptoss", 0.17, 0.001, 0.001},
+                            Bound{"f_gptoss_s8k", 0.09, 0.001, 0.001}, Bound{"f_gptoss_plain", 0.355, 0.001, 0.001},
+                            Bound{"f_llama4", 0.37, 0.001, 0.001}, Bound{"f_llama4_qk", 0.545, 0.001, 0.001}}) {
     CAPTURE(bound.run);
     const auto s = scenario::read(root + "/tests/measured/" + bound.run + ".yaml");
     const auto prediction = predict::predict(s, profiles);
