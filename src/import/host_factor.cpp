@@ -170,6 +170,7 @@ void HostCosts::add_launches(Position& position, const Trace& trace, const Mappe
 }
 
 void HostCosts::Sum::add(const Position& position, double less) {
+  direction = position.direction;
   const double of_each = position.each.empty() ? 0 : median(position.each);
   each += of_each;
   us += std::max(median(position.us) - less - of_each * position.launches, 0.0);
@@ -233,8 +234,7 @@ std::map<std::string, profile::Scalar> HostCosts::scalars(const ProfilerCost& pr
   const auto by_family = families(costs);
   costs.insert(by_family.begin(), by_family.end());
   for (const auto& [name, sum] : costs) {
-    const auto begin = std::string("host.").size();
-    const double all = sum.positions * profiler.of(name.substr(begin, name.find_first_of("._", begin) - begin));
+    const double all = sum.positions * profiler.of(sum.direction);
     set(name, std::max(sum.us, 0.01 * sum.positions) / all, sum.deviation / all, source);
     if (sum.each > 0) set(name + "_each", sum.each / all, 0, source);
   }

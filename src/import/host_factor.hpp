@@ -43,6 +43,7 @@ class HostCosts {
   struct Position;
   static void add_launches(Position& position, const Trace& trace, const Mapped& operation);
   struct Sum {
+    std::string direction;
     double us = 0, deviation = 0, each = 0;
     int positions = 0;
     void add(const Position& position, double less = 0);

@@ -89,6 +89,8 @@ class Watched {
   std::vector<Growth> growths_;
 };
 
+Rows in_one_walk(const std::vector<Rows>& processes) { return processes.size() > 1 ? Rows::both : Rows::mean; }
+
 /// Replays a process under a limit; what happened is the failure, if there is one.
 std::optional<Failure> survive(const Stages& stages, const schedule::Program& program, const offload::Plan& plan,
                                int rank, bool asynchronous, Rows rows, Replayer& replayer, bool leaves_out) {
@@ -195,7 +197,7 @@ Walk walk(const Stages& stages, const schedule::Program& program, const scenario
       }
       if (listener) listener(event);
     };
-    Walker walker(stages, program, plan, pp_rank, asynchronous, replay, all.size() > 1 ? Rows::both : Rows::mean);
+    Walker walker(stages, program, plan, pp_rank, asynchronous, replay, in_one_walk(all));
     walking = &walker;
     std::vector<const Replayer*> replayers;
     for (Watched& watched : each) watched.follow(walker), watched.add_to(replayers);
@@ -270,8 +272,7 @@ bool runs_within(const Stages& stages, const schedule::Program& program, const s
   const Listener replay = [&](const Event& event) {
     for (Replayer& replayer : each) replayer(event);
   };
-  Walker walker(stages, program, plan, pp_rank, transfers_are_asynchronous(scenario), replay,
-                all.size() > 1 ? Rows::both : Rows::mean);
+  Walker walker(stages, program, plan, pp_rank, transfers_are_asynchronous(scenario), replay, in_one_walk(all));
   std::vector<const Replayer*> replayers;
   for (const Replayer& replayer : each) replayers.push_back(&replayer);
   leave_out_repeats(walker, replayers);

@@ -268,10 +268,8 @@ void Walker::node(const Instruction& instruction, const model::NodePlace& at) {
   auto* blocks = this->blocks(f, call.chunk, at.position);
   if (pass == Pass::forward && at.first) blocks[Piece::input] = f.border;
   if (pass == Pass::backward && at.last) blocks[Piece::output_gradient] = f.border;
-  const bool communicates = instruction.node.name == schedule::Node::Name::moe_dispatch ||
-                            instruction.node.name == schedule::Node::Name::moe_combine;
   in_node_ = true;
-  heap_.on_stream(communicates ? model::Stream::communication : model::Stream::compute);
+  heap_.on_stream(instruction.on_communication_stream ? model::Stream::communication : model::Stream::compute);
   run(pass == Pass::forward    ? at.steps->forward
       : pass == Pass::backward ? at.steps->backward
                                : at.steps->weight_gradient,

@@ -56,12 +56,12 @@ const std::vector<Shard>& of_most_state(const ShardedOptimizer& optimizer) {
 /// Groups of parameters in the order in which they are updated: Muon's matrices, an optimizer of the first chunk's own,
 /// what decays before norms and biases (optimizer/__init__.py, _get_param_groups). Of a distributed optimizer as its
 /// buffers have them, otherwise as the modules have, dealt ones by size (_shard_params_ping_pong).
-std::vector<std::vector<Shard>> StateWriter::groups_of(const ShardedOptimizer& optimizer) const {
+StateWriter::Groups StateWriter::groups_of(const ShardedOptimizer& optimizer) const {
   std::map<std::tuple<bool, bool, bool>, std::vector<Shard>, std::greater<>> groups;
   for (const Shard& shard : of_most_state(optimizer))
     groups[{shard.matrix.elements() > 0, shard.first_chunk, shard.decays}].push_back(shard);
   const bool as_modules = !s_.settings.use_distributed_optimizer && !d_.fsdp && !d_.muon_dealt;
-  std::vector<std::vector<Shard>> result;
+  Groups result;
   for (auto& [key, shards] : groups) {
     if (as_modules || d_.muon_dealt) std::ranges::reverse(shards);
     if (d_.muon_dealt) std::ranges::stable_sort(shards, {}, &Shard::elements);
@@ -70,9 +70,9 @@ std::vector<std::vector<Shard>> StateWriter::groups_of(const ShardedOptimizer& o
   return result;
 }
 
-void StateWriter::add_main_parameters(const ShardedOptimizer& optimizer) {
+void StateWriter::add_main_parameters(const ShardedOptimizer& optimizer, const Groups& groups) {
   const auto types = optimizer_types(s_);
-  for (const auto& group : groups_of(optimizer))
+  for (const auto& group : groups)
     for (const Shard& shard : group) {
       if (!types.in_adam && !d_.fsdp) {  // which has made its own
         const auto copy =
@@ -88,9 +88,9 @@ void StateWriter::add_main_parameters(const ShardedOptimizer& optimizer) {
 }
 
 /// Muon makes the moments of all matrices before it updates the first one (orthogonalized_optimizer.py, _init_group).
-void StateWriter::add_matrices(const ShardedOptimizer& optimizer) {
+void StateWriter::add_matrices(const ShardedOptimizer& optimizer, const Groups& groups) {
   const Int bytes = optimizer_types(s_).first;
-  for (const auto& group : groups_of(optimizer))
+  for (const auto& group : groups)
     for (const Shard& shard : group)
       if (shard.matrix.elements() > 0) update_.make("optimizer moments", bytes * shard.elements);
   orthogonalize(d_, optimizer.matrices(d_), update_);
@@ -98,7 +98,7 @@ void StateWriter::add_matrices(const ShardedOptimizer& optimizer) {
 
 /// TE pytorch/optimizers/fused_adam.py, step: of each parameter the state, then what the kernel reads in fp32 and is
 /// stored otherwise. A variable (tensor_lists) keeps that of a group until the next group's kernel is launched.
-void StateWriter::add_adam(const ShardedOptimizer& optimizer) {
+void StateWriter::add_adam(const Groups& groups) {
   const auto types = optimizer_types(s_);
   std::vector<std::uint32_t> before, widened;
   const auto drop = [&](std::vector<std::uint32_t>& tensors) {
@@ -106,7 +106,7 @@ void StateWriter::add_adam(const ShardedOptimizer& optimizer) {
     tensors.clear();
   };
   bool first_chunk = false;
-  for (const auto& group : groups_of(optimizer)) {
+  for (const auto& group : groups) {
     if (group.front().matrix.elements() > 0) continue;
     if (first_chunk && !group.front().first_chunk) drop(before);  // another optimizer's
     first_chunk = group.front().first_chunk;

@@ -274,11 +274,15 @@ void StateWriter::run(const std::vector<ChunkShape>& shapes) {
   if (o.optimizer_cpu_offload) {
     for (const auto* optimizer : optimizers) add_host_state(*optimizer);
   } else {
-    for (const auto* optimizer : optimizers) add_main_parameters(*optimizer);
+    std::vector<Groups> groups;
+    for (const auto* optimizer : optimizers) {
+      groups.push_back(groups_of(*optimizer));
+      add_main_parameters(*optimizer, groups.back());
+    }
     // Muon's products are the first of torch's in the main thread where there is no output layer.
     if (d_.muon && !head && !d_.unfused_attention) update_.make("workspace", d_.gpu.torch_workspace.value);
-    for (const auto* optimizer : optimizers) add_matrices(*optimizer);
-    for (const auto* optimizer : optimizers) add_adam(*optimizer);
+    for (std::size_t i = 0; i < optimizers.size(); ++i) add_matrices(*optimizers[i], groups[i]);
+    for (const auto& of_optimizer : groups) add_adam(of_optimizer);
   }
   add_casts();
   if (s_.settings.log_num_zeros_in_grad && !s_.settings.optimizer_cpu_offload) add_zero_counts();

@@ -58,10 +58,11 @@ class StateWriter {
   void share_parameters(const Buffer& buffer, const std::vector<std::uint32_t>& made, Int ranks);
   bool made_in_shards() const;
   void add_chunk(std::size_t chunk, const std::vector<Parameter>& parameters);
-  std::vector<std::vector<ShardedOptimizer::Shard>> groups_of(const ShardedOptimizer& optimizer) const;
-  void add_main_parameters(const ShardedOptimizer& optimizer);
-  void add_matrices(const ShardedOptimizer& optimizer);
-  void add_adam(const ShardedOptimizer& optimizer);
+  using Groups = std::vector<std::vector<ShardedOptimizer::Shard>>;
+  Groups groups_of(const ShardedOptimizer& optimizer) const;
+  void add_main_parameters(const ShardedOptimizer& optimizer, const Groups& groups);
+  void add_matrices(const ShardedOptimizer& optimizer, const Groups& groups);
+  void add_adam(const Groups& groups);
   void add_host_state(const ShardedOptimizer& optimizer);
   void add_gradient_sync(Chunk& chunk, const Buffer& buffer, const ShardedOptimizer& optimizer);
   void add_casts();
