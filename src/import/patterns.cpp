@@ -49,7 +49,6 @@ Pattern pattern_of(const model::Piece& p, std::uint32_t piece, const std::string
 }
 
 void add_patterns(std::vector<Pattern>& result, const model::Stages& stages, std::uint32_t piece) {
-  using Name = schedule::Node::Name;
   const model::Piece& p = stages.pieces[piece];
   const auto add = [&](const std::string& name, const auto& steps, bool beside) {
     result.push_back(pattern_of(p, piece, name, Pass::forward, steps.forward, beside));
@@ -58,7 +57,7 @@ void add_patterns(std::vector<Pattern>& result, const model::Stages& stages, std
   };
   if (p.nodes.empty()) return add(p.name, p, false);
   for (const auto& node : p.nodes) {
-    const bool beside = node.name == Name::moe_dispatch || node.name == Name::moe_combine;
+    const bool beside = schedule::Node::communicates(node.name);
     const auto number = std::to_string(static_cast<int>(node.name));
     add(p.name + " node " + number, node, beside);
     for (std::size_t i = result.size() - 3; i < result.size(); ++i) {

@@ -41,9 +41,8 @@ class Ahead {
   }
   /// Expert-parallel overlap; what dispatches and combines runs beside the compute stream.
   void run_nodes(const model::Piece& piece, const timeline::Prices::List& prices, bool backward) {
-    using Name = schedule::Node::Name;
     const auto run_node = [&](const model::NodeSteps& node) {
-      beside_ = node.name == Name::moe_dispatch || node.name == Name::moe_combine;
+      beside_ = schedule::Node::communicates(node.name);
       run(piece, prices, backward ? node.backward : node.forward);
       if (backward) run(piece, prices, node.weight_gradient);
       beside_ = false;

@@ -99,7 +99,7 @@ void CombinedCall::deferred_weight_gradients(Op b) {
 
 void CombinedCall::node(Op op, NodePass pass, Name name, int layer) {
   if (!written_out()) return;
-  const bool all_to_all = name == Name::moe_dispatch || name == Name::moe_combine;
+  const bool all_to_all = Node::communicates(name);
   if (layer >= 0) {
     const Layer& what = layers(op)[static_cast<std::size_t>(layer)];
     if ((all_to_all && !what.moe) || (name == Name::mtp_post_process && !what.mtp)) return;  // NoopScheduleNode

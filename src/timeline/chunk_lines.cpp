@@ -110,8 +110,7 @@ ChunkLines collapse(const model::Stages& stages, const Prices& prices, const Col
       auto& stretch =
           lines.stretches.emplace_back(PieceLines::Stretch{begin, of(piece.forward), of(piece.backward), {}});
       for (const auto& node : piece.nodes) {
-        using Name = schedule::Node::Name;
-        const bool second = node.name == Name::moe_dispatch || node.name == Name::moe_combine;
+        const bool second = schedule::Node::communicates(node.name);
         stretch.nodes.push_back(
             {of(node.forward, second), of(node.backward, second), of(node.weight_gradient, second)});
       }

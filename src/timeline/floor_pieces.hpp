@@ -130,12 +130,11 @@ class FloorPieces {
     run(result.forward, piece.forward, false);
     run(result.backward, piece.backward, false);
     for (const auto& node : piece.nodes) {
-      using Name = schedule::Node::Name;
-      const bool expert = node.name == Name::moe_dispatch || node.name == Name::moe_combine;
+      const bool expert = schedule::Node::communicates(node.name);
       run(result.forward, node.forward, expert);
       run(result.backward, node.backward, expert);
       run(result.backward, node.weight_gradient, expert);
-      if (node.name == Name::loss) continue;
+      if (node.name == schedule::Node::Name::loss) continue;
       result.forward.host += host_.forward_node;
       result.backward.host += host_.backward_node;
       // What the pull request defers comes after all else.

@@ -111,6 +111,8 @@ struct Node {
   } name = Name::embed;
   enum class Pass : std::uint8_t { forward, backward, weight_gradient } pass = Pass::forward;
   std::int16_t layer = -1;  ///< within the chunk; -1: embed, logits, loss
+  /// Those that stand on the communication stream.
+  static constexpr bool communicates(Name name) { return name == Name::moe_dispatch || name == Name::moe_combine; }
   friend bool operator==(const Node&, const Node&) = default;
 };
 
